@@ -1,11 +1,9 @@
-// Eviction, worst first. The caller owns the references: it frees the ids that are returned.
+// What the tree evicts: an amount of a component, the end of a path, or a namespace.
 #include <algorithm>
 
 #include "pagecore/index/radix/tree/tree.hpp"
 
 namespace pagecore {
-
-using radix::kNoState;
 
 int64_t RadixTree::evict(int32_t component, int64_t amount, std::vector<Ids>& out, double time) {
   amount = std::min(amount, evictable(component));
@@ -19,11 +17,7 @@ int64_t RadixTree::evict(int32_t component, int64_t amount, std::vector<Ids>& ou
   advance(time);
   if (amount <= 0) return 0;
   queues_.expire();
-  const int64_t evicted =
-      component == 0 ? evict_full(amount, out)
-      : components_.is_window(component)
-          ? evict_window(component, amount, out[static_cast<size_t>(components_.lane_of(component))])
-          : evict_states(amount, out.back());
+  const int64_t evicted = eviction_.take(component, amount, out);
   shrink();
   return evicted;
 }
@@ -41,10 +35,10 @@ int64_t RadixTree::evict_path(const radix::Query& query, int64_t limit, int64_t 
     const NodeId parent = nodes_.at(node).parent;
     const auto blocks = static_cast<int32_t>(std::min<int64_t>(nodes_.at(node).size, nodes_.end(node) - keep));
     evicted += blocks;
-    node = take_tail(node, blocks, out);
+    node = eviction_.take_tail(node, blocks, out);
     if (node != parent) break;
   }
-  prune(node);
+  structure_.prune(node);
   shrink();
   return evicted;
 }
@@ -69,7 +63,7 @@ int64_t RadixTree::evict_namespace(radix::NamespaceId space, std::vector<Ids>& o
     nodes.pop_back();
     if (nodes_.at(node).children > 0 || nodes_.at(node).path_pins > 0) continue;
     evicted += nodes_.at(node).size;
-    static_cast<void>(take_tail(node, nodes_.at(node).size, out));
+    static_cast<void>(eviction_.take_tail(node, nodes_.at(node).size, out));
   }
   shrink();
   return evicted;
@@ -79,96 +73,6 @@ radix::NodeId RadixTree::next_victim(int32_t component) {
   queues_.expire();
   if (evictable(component) <= 0) return radix::kNoNode;
   return queues_.worst(component);
-}
-
-// Evicts blocks from the tails of leaves; more than `amount` if the rest of a path is left empty.
-int64_t RadixTree::evict_full(int64_t amount, std::vector<Ids>& out) {
-  int64_t left = amount;
-  while (left > 0) {
-    queues_.expire();  // parents that have just become leaves are in the queue now
-    const NodeId leaf = queues_.worst(0);
-    const auto blocks = static_cast<int32_t>(std::min<int64_t>(left, nodes_.at(leaf).size));
-    left -= blocks + prune(take_tail(leaf, blocks, out));
-  }
-  return amount - left;
-}
-
-// Removes the last `blocks` blocks of a leaf; returns the leaf, or its parent if nothing is left of it.
-radix::NodeId RadixTree::take_tail(NodeId leaf, int32_t blocks, std::vector<Ids>& out) {
-  give_up_tail(leaf, blocks, out);
-  if (blocks < nodes_.at(leaf).size) {
-    nodes_.trim(leaf, blocks);
-    return leaf;
-  }
-  const NodeId parent = nodes_.at(leaf).parent;
-  remove_leaf(leaf);
-  return parent;
-}
-
-// Takes the ids of every component from the last `blocks` blocks of a leaf.
-void RadixTree::give_up_tail(NodeId leaf, int32_t blocks, std::vector<Ids>& out) {
-  const int32_t size = nodes_.at(leaf).size;
-  if (journal_ != nullptr) note_tail(leaf, blocks);
-  for (int32_t i = 0; i < num_lanes(); ++i) {
-    Ids& ids = out[static_cast<size_t>(i)];
-    const int32_t* const held = nodes_.lane(leaf, i);
-    const size_t before = ids.size();
-    for (int32_t j = size - 1; j >= size - blocks; --j) {
-      if (held[j] != kNullBlock) ids.push_back(held[j]);
-    }
-    claims_.held(i).erase(std::span(ids).subspan(before));
-    const int32_t window = components_.owner_of(i);
-    if (window > 0) queues_.change_count(leaf, window, -static_cast<int32_t>(ids.size() - before));
-  }
-  queues_.change_count(leaf, 0, -blocks);
-  int32_t& state = nodes_.at(leaf).state;
-  if (state == kNoState) return;
-  queues_.end_state(leaf);
-  out.back().push_back(state);
-  claims_.states().erase(state);
-  state = kNoState;
-  queues_.change_count(leaf, components_.state(), -1);
-}
-
-// Evicts the first blocks of a node first: the last ones serve the longest prefix.
-int64_t RadixTree::evict_window(int32_t window, int64_t amount, Ids& out) {
-  const int32_t lane = components_.lane_of(window);
-  for (int64_t left = amount; left > 0;) {
-    const NodeId node = queues_.worst(window);
-    radix::Part& part = nodes_.part(node, window);
-    int32_t* const ids = nodes_.lane(node, lane);
-    const auto blocks = static_cast<int32_t>(std::min<int64_t>(left, part.count));
-    for (int32_t taken = 0; taken < blocks; ++part.first) {
-      int32_t& id = ids[part.first];
-      if (id == kNullBlock) continue;
-      if (journal_ != nullptr) note_removed(window, node, part.first);
-      out.push_back(id);
-      claims_.held(lane).erase(id);
-      id = kNullBlock;
-      ++taken;
-    }
-    queues_.change_count(node, window, -blocks);
-    prune(node);
-    left -= blocks;
-  }
-  return amount;
-}
-
-int64_t RadixTree::evict_states(int64_t amount, Ids& out) {
-  for (int64_t i = 0; i < amount; ++i) {
-    const NodeId node = queues_.worst(components_.state());
-    queues_.age(nodes_.part(node, components_.state()).eviction);
-    queues_.end_state(node);
-    int32_t& state = nodes_.at(node).state;
-    if (journal_ != nullptr) note_removed(components_.state(), node, nodes_.at(node).size - 1);
-    out.push_back(state);
-    claims_.states().erase(state);
-    state = kNoState;
-    queues_.change_count(node, components_.state(), -1);
-    if (nodes_.part(node, components_.state()).eviction.is_branch) note_branch(nodes_.at(node).parent);
-    prune(node);
-  }
-  return amount;
 }
 
 // Returns memory that the tree no longer needs, now and then.

@@ -15,6 +15,37 @@ namespace pagecore {
 using radix::kNoNode;
 using radix::kNoState;
 
+namespace {
+
+using radix::EvictionQueues;
+using radix::Node;
+using radix::NodeId;
+using radix::NodeStore;
+
+// True if the node is a leaf without a state that ends exactly one receipt. Under a policy that looks at insertions or
+// hits, the receipt also inserted the leaf, at turn `since` or later, and nothing hit it since then: new blocks have
+// neither the age nor the hits of old ones.
+bool can_grow(const NodeStore& nodes, const EvictionQueues& queues, NodeId node, uint64_t since) {
+  if (node < 0) return false;
+  if (queues.looks_at_insertions() && nodes.part(node, 0).eviction.made < since) return false;
+  if (queues.looks_at_hits() && nodes.part(node, 0).eviction.hits > 0) return false;
+  const Node& it = nodes.at(node);
+  return it.children == 0 && it.receipts == 1 && it.state == kNoState;
+}
+
+// True if nodes above a window can be one: a receipt has used both since the given turn, or neither. What other
+// receipts used before is older, and would make the used blocks as old.
+bool can_join(const NodeStore& nodes, NodeId upper, NodeId lower, uint64_t since) {
+  if (!nodes.can_join(upper, lower)) return false;
+  for (int32_t w = 1; w <= nodes.components().num_windows(); ++w) {
+    const bool is_used = nodes.part(upper, w).eviction.used >= since;
+    if (is_used != (nodes.part(lower, w).eviction.used >= since)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
 void RadixTree::extend(const Offer& offer, Receipt& receipt, Inserted& out) {
   const NodeId old = receipt.node;
   const NodeId parent = old == kNoNode ? radix::top_of(offer.query.space) : old;
@@ -24,7 +55,7 @@ void RadixTree::extend(const Offer& offer, Receipt& receipt, Inserted& out) {
              offer.query.tokens.size(), "; give the whole sequence, from its start");
   survey(offer, parent, out);
   const int64_t fresh = blocks - out.old_blocks;
-  const bool grows = fresh > 0 && can_grow(old, receipt.since);
+  const bool grows = fresh > 0 && can_grow(nodes_, queues_, old, receipt.since);
   radix::NodeStorage storage;
   try {
     reserve(3 + components_.num_cuts());
@@ -49,8 +80,8 @@ void RadixTree::extend(const Offer& offer, Receipt& receipt, Inserted& out) {
   if (fresh > 0 && old != kNoNode) queues_.inherit(end, old);
   for (const radix::PathStep& step : path_.steps) queues_.use(step.node, offer.hint);
   for (int32_t w = 1; w <= components_.num_windows(); ++w) fill_window(offer, w);
-  move_on(receipt, split_path(end, blocks), old_end, old_end);
-  prune(last);  // the lower half of a split keeps its id
+  move_on(receipt, structure_.split_path(end, blocks), old_end, old_end);
+  structure_.prune(last);  // the lower half of a split keeps its id
 }
 
 bool RadixTree::try_extend(const Offer& offer, Receipt& receipt, Inserted& out) noexcept {
@@ -60,17 +91,6 @@ bool RadixTree::try_extend(const Offer& offer, Receipt& receipt, Inserted& out) 
   } catch (...) {
     return false;
   }
-}
-
-// True if the node is a leaf without a state that ends exactly one receipt. Under a policy that looks at insertions or
-// hits, the receipt also inserted the leaf, at turn `since` or later, and nothing hit it since then: new blocks have
-// neither the age nor the hits of old ones.
-bool RadixTree::can_grow(NodeId node, uint64_t since) const {
-  if (node < 0) return false;
-  if (queues_.looks_at_insertions() && nodes_.part(node, 0).eviction.made < since) return false;
-  if (queues_.looks_at_hits() && nodes_.part(node, 0).eviction.hits > 0) return false;
-  const radix::Node& it = nodes_.at(node);
-  return it.children == 0 && it.receipts == 1 && it.state == kNoState;
 }
 
 // Appends the next blocks of an offer to a leaf; they share its eviction state.
@@ -83,18 +103,7 @@ void RadixTree::grow(NodeId leaf, const Offer& offer, int32_t blocks) {
     const int32_t* const ids = offer.lanes[static_cast<size_t>(components_.lane_of(w))] + first;
     queues_.change_count(leaf, w, blocks - static_cast<int32_t>(std::count(ids, ids + blocks, kNullBlock)));
   }
-  if (journal_ != nullptr) note_new(leaf, nodes_.at(leaf).size - blocks, blocks);
-}
-
-// True if nodes above a window can be one: a receipt has used both since the given turn, or neither. What other
-// receipts used before is older, and would make the used blocks as old.
-bool RadixTree::can_join(NodeId upper, NodeId lower, uint64_t since) const {
-  if (!nodes_.can_join(upper, lower)) return false;
-  for (int32_t w = 1; w <= components_.num_windows(); ++w) {
-    const bool is_used = nodes_.part(upper, w).eviction.used >= since;
-    if (is_used != (nodes_.part(lower, w).eviction.used >= since)) return false;
-  }
-  return true;
+  journal_.note_new(leaf, nodes_.at(leaf).size - blocks, blocks);
 }
 
 // Moves the receipt down its path to `end`, as Pins::move_down(); splits and joins nodes where its windows begin.
@@ -104,14 +113,14 @@ void RadixTree::move_on(Receipt& receipt, NodeId end, int64_t old_end, int64_t p
     return components_.window_start(window, nodes_.end(end));
   };
   for (int32_t w = 1; w <= components_.num_windows(); ++w) {
-    if (start_of(w) > 0) split_window(end, w);
+    if (start_of(w) > 0) structure_.split_window(end, w);
   }
   queues_.begin_turn();  // what the windows leave was in use until now, unlike new blocks before them
   pins_.move_down(receipt, end, old_end, pinned_end);
   for (int32_t w = 1; w <= components_.num_windows(); ++w) {
     if (start_of(w) == 0) continue;
-    const NodeId lower = split_path(end, start_of(w));
-    for (NodeId upper = nodes_.at(lower).parent; can_join(upper, lower, receipt.since);
+    const NodeId lower = structure_.split_path(end, start_of(w));
+    for (NodeId upper = nodes_.at(lower).parent; can_join(nodes_, upper, lower, receipt.since);
          upper = nodes_.at(lower).parent) {
       queues_.remove(upper);
       nodes_.join(upper, lower);

@@ -9,7 +9,6 @@
 
 namespace pagecore {
 
-using radix::EvictionState;
 using radix::kNoNode;
 using radix::kNoState;
 
@@ -40,8 +39,8 @@ void RadixTree::commit(const Offer& offer, Receipt* receipt, const Inserted& out
   for (int32_t w = 1; w <= components_.num_windows(); ++w) fill_window(offer, w);
   for (const State& state : offer.states) add_state(end, state, offer.hint);
   if (!offer.ranges.empty()) value_ranges(offer, out, end);
-  if (receipt != nullptr && out.blocks > 0) move_receipt(*receipt, split_path(end, out.blocks));
-  for (const NodeId node : {last, end, released}) prune(node);  // lower halves of splits keep their ids
+  if (receipt != nullptr && out.blocks > 0) move_receipt(*receipt, structure_.split_path(end, out.blocks));
+  for (const NodeId node : {last, end, released}) structure_.prune(node);  // lower halves of splits keep their ids
 }
 
 bool RadixTree::try_insert(const Offer& offer, Receipt& receipt, Inserted& out) noexcept {
@@ -65,7 +64,7 @@ void RadixTree::survey(const Offer& offer, NodeId parent, Inserted& out, radix::
 void RadixTree::cut_path() {
   if (path_.steps.empty()) return;
   radix::PathStep& last = path_.steps.back();
-  if (last.matched < nodes_.at(last.node).size) last.node = split(last.node, last.matched);
+  if (last.matched < nodes_.at(last.node).size) last.node = structure_.split(last.node, last.matched);
 }
 
 // Adds a leaf for the blocks that the tree lacks and returns it; returns the end of the path if it lacks none.
@@ -79,7 +78,7 @@ RadixTree::NodeId RadixTree::add_rest(const Offer& offer, const Inserted& out, N
   const NodeId leaf = nodes_.add_leaf(end, offer.query, out.old_blocks, std::move(storage));
   if (end >= 0) {
     queues_.refresh(end, 0);
-    if (components_.has_states && nodes_.at(end).children > 1) note_branch(end);
+    if (components_.has_states && nodes_.at(end).children > 1) branches_.note(end);
   } else {
     namespaces_.add_child(radix::namespace_of(end));
   }
@@ -90,14 +89,14 @@ RadixTree::NodeId RadixTree::add_rest(const Offer& offer, const Inserted& out, N
     const int32_t* const ids = nodes_.lane(leaf, components_.lane_of(w));
     queues_.change_count(leaf, w, size - static_cast<int32_t>(std::count(ids, ids + size, kNullBlock)));
   }
-  if (journal_ != nullptr) note_new(leaf, 0, size);
+  journal_.note_new(leaf, 0, size);
   return leaf;
 }
 
 // Splits the path of an offer where its values change, and gives each node the value of its blocks.
 void RadixTree::value_ranges(const Offer& offer, const Inserted& out, NodeId end) {
   for (const radix::HintRange& range : offer.ranges) {
-    if (range.end > 0 && range.end < out.blocks) static_cast<void>(split_path(end, range.end));
+    if (range.end > 0 && range.end < out.blocks) static_cast<void>(structure_.split_path(end, range.end));
   }
   auto range = offer.ranges.rbegin();
   for (NodeId node = end; node >= 0; node = nodes_.at(node).parent) {
@@ -118,70 +117,22 @@ void RadixTree::fill_window(const Offer& offer, int32_t window) {
       if (held[i] != kNullBlock || offered[i] == kNullBlock) continue;
       held[i] = offered[i];
       nodes_.part(step.node, window).first = std::min(nodes_.part(step.node, window).first, i);
-      if (journal_ != nullptr) note_stored(window, step.node, i);
+      journal_.note_stored(window, step.node, i);
       ++filled;
     }
     if (filled > 0) queues_.change_count(step.node, window, filled);
   }
 }
 
-// Marks the last state before a branch at the end of a node, and those before it.
-void RadixTree::note_branch(NodeId node) {
-  while (node >= 0 && nodes_.at(node).state == kNoState) node = nodes_.at(node).parent;
-  if (node < 0) return;
-  queues_.set_branch(node, true);
-  pass_states(node);
-}
-
-// Marks the states before one that precedes a branch, back to the last that precedes another.
-void RadixTree::pass_states(NodeId node) {
-  for (NodeId above = nodes_.at(node).parent; above >= 0; above = nodes_.at(above).parent) {
-    if (nodes_.at(above).state == kNoState) continue;
-    if (!nodes_.part(above, components_.state()).eviction.is_learned()) break;
-    queues_.set_passed(above);
-  }
-}
-
-// Measures a new state from those before it, and marks the last of them.
-void RadixTree::place_state(NodeId node) {
-  const int32_t component = components_.state(), end = static_cast<int32_t>(nodes_.end(node));
-  EvictionState& eviction = nodes_.part(node, component).eviction;
-  eviction.after_state = eviction.after_branch = end;
-  for (NodeId above = nodes_.at(node).parent; above >= 0; above = nodes_.at(above).parent) {
-    if (nodes_.at(above).state == kNoState) continue;
-    const EvictionState& before = nodes_.part(above, component).eviction;
-    const int32_t blocks = end - static_cast<int32_t>(nodes_.end(above));
-    if (eviction.after_state == end) {
-      eviction.after_state = blocks;
-      queues_.set_next(above);
-      if (before.is_branch) queues_.set_branch(above, has_branch(above, nodes_.at(node).parent));
-    }
-    if (!before.is_branch) continue;
-    eviction.after_branch = blocks;
-    break;
-  }
-  if (eviction.is_branch) pass_states(node);
-}
-
-// True if a path to `end` branches at or after a node on it, and before the next state.
-bool RadixTree::has_branch(NodeId node, NodeId end) const {
-  bool found = false;
-  for (NodeId below = end; below != node; below = nodes_.at(below).parent) {
-    found = nodes_.at(below).state == kNoState && (found || nodes_.at(below).children > 1);
-  }
-  return found || nodes_.at(node).children > 1;
-}
-
 // Adds a state to a path that ends at or below it, unless the path has one there.
 void RadixTree::add_state(NodeId end, const State& state, const radix::RetentionHint& hint) {
-  const NodeId node = split_path(end, state.blocks);
+  const NodeId node = structure_.split_path(end, state.blocks);
   if (nodes_.at(node).state != kNoState) return;
   nodes_.at(node).state = state.id;
   queues_.start(node, components_.state(), hint);
-  nodes_.part(node, components_.state()).eviction.is_branch = has_branch(node, end);
-  place_state(node);
+  branches_.place_state(node, end);
   queues_.change_count(node, components_.state(), 1);
-  if (journal_ != nullptr) note_stored(components_.state(), node, nodes_.at(node).size - 1);
+  journal_.note_stored(components_.state(), node, nodes_.at(node).size - 1);
 }
 
 // Moves a receipt to any node; its state is released, the full component is held from now on. Each of the two paths

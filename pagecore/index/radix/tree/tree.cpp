@@ -1,4 +1,4 @@
-// Construction, structure and receipts of the tree.
+// Construction and receipts of the tree, single ids, and sizes.
 #include "pagecore/index/radix/tree/tree.hpp"
 
 #include <algorithm>
@@ -68,59 +68,12 @@ void RadixTree::reserve_evicted(std::vector<Ids>& out) const {
   for (Ids& ids : out) ids.reserve(static_cast<size_t>(kReservedIds));
 }
 
-// Structure. Nothing fails after reserve().
-
-radix::NodeId RadixTree::split(NodeId node, int32_t blocks) {
-  const NodeId top = nodes_.split(node, blocks);
-  queues_.refresh(node);
-  queues_.refresh(top);
-  return top;
-}
-
-// Returns the node of a path that ends after `blocks` > 0 blocks; splits a node if none does.
-radix::NodeId RadixTree::split_path(NodeId node, int64_t blocks) {
-  while (nodes_.at(node).depth >= blocks) node = nodes_.at(node).parent;
-  const int64_t size = blocks - nodes_.at(node).depth;
-  return size == nodes_.at(node).size ? node : split(node, static_cast<int32_t>(size));
-}
-
-void RadixTree::remove_leaf(NodeId leaf) {
-  queues_.remove(leaf);
-  const NodeId parent = nodes_.remove_leaf(leaf);
-  if (parent >= 0) {
-    queues_.refresh(parent, 0);
-  } else {
-    namespaces_.remove_child(radix::namespace_of(parent));
-  }
-}
-
-// Removes the node if it is empty, and then each parent that becomes empty; returns the number of blocks.
-int64_t RadixTree::prune(NodeId node) {
-  int64_t blocks = 0;
-  while (node >= 0 && nodes_.at(node).size > 0 && nodes_.is_empty(node)) {
-    const NodeId parent = nodes_.at(node).parent;
-    blocks += nodes_.at(node).size;
-    queues_.change_count(node, 0, -nodes_.at(node).size);
-    remove_leaf(node);
-    node = parent;
-  }
-  return blocks;
-}
-
 // Receipts.
-
-// Splits a path where a window begins and where its sinks end.
-void RadixTree::split_window(NodeId end, int32_t window) {
-  const int64_t start = components_.window_start(window, nodes_.end(end)), sinks = components_.sink_blocks(window);
-  if (start == 0) return;
-  static_cast<void>(split_path(end, start));
-  if (sinks > 0) static_cast<void>(split_path(end, sinks));
-}
 
 // Receipt for the path that ends with `end`; splits nodes where the windows begin.
 RadixTree::Receipt RadixTree::lock_end(NodeId end, uint32_t components, bool is_hit) {
   for (int32_t w = 1; w <= components_.num_windows(); ++w) {
-    if (radix::has_component(components, w)) split_window(end, w);
+    if (radix::has_component(components, w)) structure_.split_window(end, w);
   }
   return pins_.lock(end, components, is_hit);
 }
@@ -177,18 +130,18 @@ RadixTree::Receipt RadixTree::lock_prefix(NodeId& node, int32_t& offset, int64_t
   while (nodes_.at(node).depth >= blocks) node = nodes_.at(node).parent;
   offset = static_cast<int32_t>(blocks - nodes_.at(node).depth);
   const NodeId found = node;
-  if (offset < nodes_.at(found).size) node = split(found, offset);
+  if (offset < nodes_.at(found).size) node = structure_.split(found, offset);
   if (nodes_.at(node).state == radix::kNoState) components &= ~components_.state_bit();
   const Receipt receipt = lock_end(node, components, is_hit);
   offset = nodes_.at(node).size;  // lock_end() may have split the node where a window begins
-  prune(found);                   // the lower half of a split
+  structure_.prune(found);        // the lower half of a split
   return receipt;
 }
 
 void RadixTree::unlock(Receipt& receipt, uint32_t components, const radix::RetentionHint& hint) {
   queues_.begin_turn();
   pins_.release(receipt, components, hint);
-  prune(receipt.node);
+  structure_.prune(receipt.node);
   if (receipt.components == 0) receipt.node = kNoNode;  // the node may be gone
 }
 
@@ -196,13 +149,13 @@ void RadixTree::shorten(Receipt& receipt, int64_t blocks) noexcept {
   const NodeId old = receipt.node;
   if (old == kNoNode || blocks >= nodes_.end(old)) return;
   if (blocks > 0) {
-    move_receipt(receipt, split_path(old, blocks));
+    move_receipt(receipt, structure_.split_path(old, blocks));
   } else {
     queues_.begin_turn();
     pins_.release(receipt, components_.all(), {});
     receipt = pins_.lock(kNoNode, components_.all(), false);
   }
-  prune(old);  // the lower half of a split keeps its id
+  structure_.prune(old);  // the lower half of a split keeps its id
 }
 
 // Single ids of a path.
@@ -257,10 +210,20 @@ int32_t RadixTree::replace_id(NodeId end, int64_t block, int32_t lane, int32_t i
   if (old == kNullBlock) nodes_.part(node, window).first = std::min(nodes_.part(node, window).first, place);
   const int32_t by = (id != kNullBlock ? 1 : 0) - (old != kNullBlock ? 1 : 0);
   if (by != 0) queues_.change_count(node, window, by);
-  if (journal_ != nullptr && by > 0) note_stored(window, node, place);
-  if (journal_ != nullptr && by < 0) note_removed(window, node, place);
+  if (by > 0) journal_.note_stored(window, node, place);
+  if (by < 0) journal_.note_removed(window, node, place);
   return old;
 }
+
+// Journal.
+
+void RadixTree::start_journal(size_t max_bytes, std::vector<radix::ContentHash> roots) {
+  journal_.start(max_bytes, std::move(roots));
+}
+
+void RadixTree::take_changes(radix::Changes& out) noexcept { journal_.take(out); }
+
+void RadixTree::list_contents(radix::Changes& out) const { journal_.list_contents(out); }
 
 // Sizes.
 
@@ -283,7 +246,7 @@ void RadixTree::check_invariants() const {
   PC_ASSERT(queues_.capacity() >= nodes_.capacity());  // reserve() looks at the nodes alone
   claims_.check_invariants();
   namespaces_.check_invariants(nodes_.count_tops(namespaces_.count()));
-  if (journal_ != nullptr) check_hashes();
+  journal_.check_invariants();
 }
 
 }  // namespace pagecore

@@ -1,8 +1,9 @@
 // Prefix cache: a radix tree from token prefixes to the blocks that hold their keys and values.
 //
 // The tree has nodes (NodeStore), an eviction order (EvictionQueues), receipts that pin nodes (Pins), the ids that it
-// holds (Claims) and namespaces (Namespaces); this class orchestrates them. It decides and frees nothing: calls return
-// ids, and the caller owns the references.
+// holds (Claims), namespaces (Namespaces) and a journal (TreeJournal). Structure splits and removes nodes, Branches
+// marks states before branches, and Eviction takes ids; this class orchestrates them. It decides and frees nothing:
+// calls return ids, and the caller owns the references.
 //
 // I1: a call that throws has changed nothing observable: checks, claims and memory come before the first change.
 // I2: without full lanes, a node that nothing keeps is removed in the same call (prune).
@@ -13,7 +14,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
 
@@ -22,7 +22,10 @@
 #include "pagecore/index/radix/retention/claims.hpp"
 #include "pagecore/index/radix/retention/eviction_queues.hpp"
 #include "pagecore/index/radix/retention/pins.hpp"
-#include "pagecore/index/radix/tree/journal.hpp"
+#include "pagecore/index/radix/tree/branches.hpp"
+#include "pagecore/index/radix/tree/eviction.hpp"
+#include "pagecore/index/radix/tree/structure.hpp"
+#include "pagecore/index/radix/tree/tree_journal.hpp"
 
 namespace pagecore {
 
@@ -176,9 +179,9 @@ class RadixTree {
   // set_root() before its first insertion. Blocks that the tree has are not in it: list_contents() returns them.
 
   virtual void start_journal(size_t max_bytes, std::vector<radix::ContentHash> roots);
-  void stop_journal() noexcept { journal_.reset(); }
-  [[nodiscard]] bool has_journal() const { return journal_ != nullptr; }
-  void set_root(radix::NamespaceId space, radix::ContentHash root) { journal_->set_root(space, root); }
+  void stop_journal() noexcept { journal_.stop(); }
+  [[nodiscard]] bool has_journal() const { return journal_.is_on(); }
+  void set_root(radix::NamespaceId space, radix::ContentHash root) { journal_.set_root(space, root); }
   // Moves the changes since the last call to `out`; none without a journal.
   virtual void take_changes(radix::Changes& out) noexcept;
   // Everything that the tree holds as stored records, parents before their children.
@@ -203,11 +206,6 @@ class RadixTree {
 
  private:
   // tree.cpp
-  NodeId split(NodeId node, int32_t blocks);
-  NodeId split_path(NodeId node, int64_t blocks);
-  void remove_leaf(NodeId leaf);
-  int64_t prune(NodeId node);
-  void split_window(NodeId end, int32_t window);
   void note_reuse(const Match& match);
   Receipt lock_end(NodeId end, uint32_t components, bool is_hit);
   Receipt lock_prefix(NodeId& node, int32_t& offset, int64_t blocks, uint32_t components, bool is_hit);
@@ -223,37 +221,14 @@ class RadixTree {
   void fill_window(const Offer& offer, int32_t window);
   void value_ranges(const Offer& offer, const Inserted& out, NodeId end);
   void add_state(NodeId end, const State& state, const radix::RetentionHint& hint);
-  void note_branch(NodeId node);
-  void pass_states(NodeId node);
-  void place_state(NodeId node);
-  [[nodiscard]] bool has_branch(NodeId node, NodeId end) const;
   void move_receipt(Receipt& receipt, NodeId end);
 
   // extend.cpp
-  [[nodiscard]] bool can_grow(NodeId node, uint64_t since) const;
-  [[nodiscard]] bool can_join(NodeId upper, NodeId lower, uint64_t since) const;
   void grow(NodeId leaf, const Offer& offer, int32_t blocks);
   void move_on(Receipt& receipt, NodeId end, int64_t old_end, int64_t pinned_end);
 
   // evict.cpp
-  int64_t evict_full(int64_t amount, std::vector<Ids>& out);
-  int64_t evict_window(int32_t window, int64_t amount, Ids& out);
-  int64_t evict_states(int64_t amount, Ids& out);
-  NodeId take_tail(NodeId leaf, int32_t blocks, std::vector<Ids>& out);
-  void give_up_tail(NodeId leaf, int32_t blocks, std::vector<Ids>& out);
   void shrink() noexcept;
-
-  // tree_journal.cpp. note_...() need a journal.
-  [[nodiscard]] radix::ContentHash hash_before(NodeId node, int32_t place) const;
-  void hash_blocks(NodeId node, int32_t first, int32_t count);
-  [[nodiscard]] radix::StoredBlocks stored_blocks(int32_t component, NodeId node, int32_t first, int32_t count) const;
-  template <typename Visit>
-  void for_each_run(NodeId node, int32_t first, int32_t count, Visit&& visit) const;
-  void note_new(NodeId node, int32_t first, int32_t count);
-  void note_stored(int32_t component, NodeId node, int32_t place);
-  void note_removed(int32_t component, NodeId node, int32_t place) noexcept;
-  void note_tail(NodeId leaf, int32_t blocks) noexcept;
-  void check_hashes() const;
 
   // batch.cpp
   void claim_all(std::span<const Offer> offers, std::span<Prepared> batch);
@@ -267,9 +242,12 @@ class RadixTree {
   radix::Pins pins_{nodes_, queues_};
   radix::Claims claims_{nodes_};
   radix::Namespaces namespaces_;
+  radix::Structure structure_{nodes_, queues_, namespaces_};
+  radix::Branches branches_{nodes_, queues_};
+  radix::TreeJournal journal_{nodes_};
+  radix::Eviction eviction_{nodes_, queues_, claims_, structure_, branches_, journal_};
   int64_t state_interval_;
   radix::Path path_;  // scratch of insertions
-  std::unique_ptr<radix::Journal> journal_;
 };
 
 }  // namespace pagecore

@@ -1,82 +1,73 @@
-// The journal of a tree: content hashes of blocks, and the changes that they name.
-//
-// With a journal, storages have two more lanes with the halves of each block's hash, so that splits, joins and
-// compaction move the hashes along with the blocks.
+#include "pagecore/index/radix/tree/tree_journal.hpp"
+
 #include <algorithm>
-#include <numeric>
 
-#include "pagecore/index/radix/tree/tree.hpp"
+namespace pagecore::radix {
 
-namespace pagecore {
-
-using radix::ContentHash;
-using radix::kNoState;
-
-void RadixTree::start_journal(size_t max_bytes, std::vector<ContentHash> roots) {
+void TreeJournal::start(size_t max_bytes, std::vector<ContentHash> roots) {
   PC_EXPECTS(journal_ == nullptr, UnsupportedOption, "the tree has a journal already; stop it first");
   const std::vector<NodeId> order = nodes_.by_depth();
-  auto journal = std::make_unique<radix::Journal>(components_.block_size, max_bytes, std::move(roots));
+  auto journal = std::make_unique<Journal>(components_.block_size, max_bytes, std::move(roots));
   nodes_.add_hash_lanes();
   journal_ = std::move(journal);
   for (const NodeId node : order) hash_blocks(node, 0, nodes_.at(node).size);
 }
 
-void RadixTree::take_changes(radix::Changes& out) noexcept {
+void TreeJournal::take(Changes& out) noexcept {
   out.clear();
   if (journal_ != nullptr) journal_->take(out);
 }
 
-void RadixTree::list_contents(radix::Changes& out) const {
+void TreeJournal::list_contents(Changes& out) const {
   PC_EXPECTS(journal_ != nullptr, UnsupportedOption, "the tree has no journal; start one first");
   out.clear();
   for (const NodeId node : nodes_.by_depth()) {
-    for_each_run(node, 0, nodes_.at(node).size, [&](const radix::StoredBlocks& stored, int32_t first) {
-      radix::append_stored(out, stored, components_.block_size,
-                           [&](int32_t i) { return nodes_.hash(node, first + i); });
+    for_each_run(node, 0, nodes_.at(node).size, [&](const StoredBlocks& stored, int32_t first) {
+      append_stored(out, stored, components_.block_size, [&](int32_t i) { return nodes_.hash(node, first + i); });
     });
     if (nodes_.at(node).state == kNoState) continue;
     const int32_t last = nodes_.at(node).size - 1;
-    radix::append_stored(out, stored_blocks(components_.state(), node, last, 1), components_.block_size,
-                         [&](int32_t) { return nodes_.hash(node, last); });
+    append_stored(out, stored_blocks(components_.state(), node, last, 1), components_.block_size,
+                  [&](int32_t) { return nodes_.hash(node, last); });
   }
 }
 
 // Hash of the block before block `place` of a node; the root of the namespace if it is the first of all.
-ContentHash RadixTree::hash_before(NodeId node, int32_t place) const {
+ContentHash TreeJournal::hash_before(NodeId node, int32_t place) const {
   if (place > 0) return nodes_.hash(node, place - 1);
   const NodeId parent = nodes_.at(node).parent;
-  if (parent < 0) return journal_->root(radix::namespace_of(parent));
+  if (parent < 0) return journal_->root(namespace_of(parent));
   return nodes_.hash(parent, nodes_.at(parent).size - 1);
 }
 
-void RadixTree::hash_blocks(NodeId node, int32_t first, int32_t count) {
+void TreeJournal::hash_blocks(NodeId node, int32_t first, int32_t count) {
   ContentHash hash = hash_before(node, first);
   for (int32_t i = first; i < first + count; ++i) {
-    hash = radix::hash_block(hash, nodes_.tokens(node, i), components_.block_size, nodes_.marks(node),
-                             int64_t{nodes_.at(node).start} + i);
+    hash = hash_block(hash, nodes_.tokens(node, i), components_.block_size, nodes_.marks(node),
+                      int64_t{nodes_.at(node).start} + i);
     nodes_.set_hash(node, i, hash);
   }
 }
 
-radix::StoredBlocks RadixTree::stored_blocks(int32_t component, NodeId node, int32_t first, int32_t count) const {
+StoredBlocks TreeJournal::stored_blocks(int32_t component, NodeId node, int32_t first, int32_t count) const {
   NodeId top = node;
   while (top >= 0) top = nodes_.at(top).parent;
   const int32_t start = nodes_.at(node).start + first;
-  const std::span<const radix::Mark> marks = nodes_.marks(node);
-  const radix::Mark* const begin = radix::first_mark_from(marks, start);
+  const std::span<const Mark> marks = nodes_.marks(node);
+  const Mark* const begin = first_mark_from(marks, start);
   return {component,
           nodes_.at(node).depth + first,
           count,
-          journal_->root(radix::namespace_of(top)),
+          journal_->root(namespace_of(top)),
           hash_before(node, first),
           nodes_.tokens(node, first),
-          {begin, radix::first_mark_from(marks, int64_t{start} + count)},
+          {begin, first_mark_from(marks, int64_t{start} + count)},
           start};
 }
 
 // Calls `visit(stored, first)` for each run of blocks that a component has of blocks [first, first + count) of a node.
 template <typename Visit>
-void RadixTree::for_each_run(NodeId node, int32_t first, int32_t count, Visit&& visit) const {
+void TreeJournal::for_each_run(NodeId node, int32_t first, int32_t count, Visit&& visit) const {
   if (components_.full_lanes > 0) visit(stored_blocks(0, node, first, count), first);
   for (int32_t w = 1; w <= components_.num_windows(); ++w) {
     const int32_t* const ids = nodes_.lane(node, components_.lane_of(w));
@@ -90,23 +81,18 @@ void RadixTree::for_each_run(NodeId node, int32_t first, int32_t count, Visit&& 
   }
 }
 
-void RadixTree::note_new(NodeId node, int32_t first, int32_t count) {
+void TreeJournal::add_new(NodeId node, int32_t first, int32_t count) {
   hash_blocks(node, first, count);
-  for_each_run(node, first, count, [&](const radix::StoredBlocks& stored, int32_t begin) {
+  for_each_run(node, first, count, [&](const StoredBlocks& stored, int32_t begin) {
     journal_->add_stored(stored, [&](int32_t i) { return nodes_.hash(node, begin + i); });
   });
 }
 
-void RadixTree::note_stored(int32_t component, NodeId node, int32_t place) {
+void TreeJournal::add_stored(int32_t component, NodeId node, int32_t place) {
   journal_->add_stored(stored_blocks(component, node, place, 1), [&](int32_t) { return nodes_.hash(node, place); });
 }
 
-void RadixTree::note_removed(int32_t component, NodeId node, int32_t place) noexcept {
-  journal_->add_removed(component, nodes_.hash(node, place));
-}
-
-// Records what give_up_tail() is about to take from the last blocks of a leaf.
-void RadixTree::note_tail(NodeId leaf, int32_t blocks) noexcept {
+void TreeJournal::add_tail(NodeId leaf, int32_t blocks) noexcept {
   const int32_t size = nodes_.at(leaf).size;
   for (int32_t i = 0; components_.full_lanes > 0 && i < blocks; ++i) note_removed(0, leaf, size - 1 - i);
   for (int32_t w = 1; w <= components_.num_windows(); ++w) {
@@ -118,15 +104,16 @@ void RadixTree::note_tail(NodeId leaf, int32_t blocks) noexcept {
   if (nodes_.at(leaf).state != kNoState) note_removed(components_.state(), leaf, size - 1);
 }
 
-void RadixTree::check_hashes() const {
+void TreeJournal::check_invariants() const {
+  if (!is_on()) return;
   for (const NodeId node : nodes_.by_depth()) {
     ContentHash hash = hash_before(node, 0);
     for (int32_t i = 0; i < nodes_.at(node).size; ++i) {
-      hash = radix::hash_block(hash, nodes_.tokens(node, i), components_.block_size, nodes_.marks(node),
-                               int64_t{nodes_.at(node).start} + i);
+      hash = hash_block(hash, nodes_.tokens(node, i), components_.block_size, nodes_.marks(node),
+                        int64_t{nodes_.at(node).start} + i);
       PC_ASSERT(hash == nodes_.hash(node, i));
     }
   }
 }
 
-}  // namespace pagecore
+}  // namespace pagecore::radix
