@@ -1,4 +1,4 @@
-// What the tree evicts: an amount of a component, the end of a path, or a namespace.
+// Evictions: an amount of a component, the end of a path, or a namespace.
 #include <algorithm>
 
 #include "pagecore/index/radix/tree/tree.hpp"
