@@ -85,6 +85,26 @@ def test_memory_is_released_between_two_steps():
 
 
 @pytest.mark.parametrize("swap", [False, True])
+def test_a_request_that_waits_for_room_gives_its_cached_prefix_up(swap):
+    cache = PagedKVCache(AttentionSpec(1, 8), num_blocks=13, block_size=4, memory_saver=True)
+    scheduler = Scheduler(cache, max_running=4, swap_space=SwapSpace(cache, num_blocks=12))
+    first = scheduler.add(Request(0, np.arange(24), 8))
+    advance(scheduler, 2)
+    second = scheduler.add(Request(1, np.concatenate([np.arange(16), np.arange(24) + 100]), 2))
+    advance(scheduler, 1)
+    assert second.held is not None
+    assert second.held.num_cached_tokens == 16
+    scheduler.preempt_all(swap=swap)
+    assert second.held is None
+    scheduler.check_invariants()
+    assert cache.release_memory() > 0
+    cache.resume_memory()
+    assert {run.request.id: run.tokens.tolist() for run in drain(scheduler)} == {
+        run.request.id: expected(run.request, 0) for run in (first, second)
+    }
+
+
+@pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_outputs_stay_equal(overlap, swap):
     server = Server(num_blocks=24, max_running=4, max_tokens_per_step=9, swap_blocks=12, overlap=overlap)
