@@ -23,6 +23,7 @@ from pagecore.storage.memory.budgets import Memory
 from pagecore.storage.pools.allocation import Allocator
 from pagecore.storage.pools.layout import as_layout
 from pagecore.storage.pools.state_pool import checked_ratio
+from pagecore.storage.specs.spec import is_spec
 
 # Fraction of the free memory for a config without num_blocks and memory.
 DEFAULT_MEMORY = 0.5
@@ -312,12 +313,12 @@ def _stored_as(layers: Layers, dtype: DType | str) -> Layers:
     """Return `layers` with the dtype of every spec replaced; the cache refuses other entries by their position."""
     if dtype == "auto":
         return layers
-    if isinstance(layers, Spec):
+    if is_spec(layers):
         return _with_dtype(layers, dtype)
     given: object = layers
     if not isinstance(given, Iterable):
         return layers
-    return [_with_dtype(entry, dtype) if isinstance(entry, Spec) else entry for entry in given]
+    return [_with_dtype(entry, dtype) if is_spec(entry) else entry for entry in given]
 
 
 def _with_dtype(spec: Spec, dtype: DType | str) -> Spec:
@@ -330,7 +331,7 @@ def _with_dtype(spec: Spec, dtype: DType | str) -> Spec:
             "dtype='auto'"
         )
     changed: object = change(dtype)
-    if not isinstance(changed, Spec):
+    if not is_spec(changed):
         raise UnsupportedOption(f"with_dtype of {type(spec).__name__} returned {shown(changed)}; it must return a spec")
     return changed
 

@@ -161,12 +161,12 @@ def group_number(group: SupportsIndex, num_groups: int) -> int:
 
 
 def _listed(layers: Layers, num_layers: int | None) -> list[Spec | Alias]:
-    if isinstance(layers, Spec):
+    if is_spec(layers):
         return [layers] * require_int("num_layers", 1 if num_layers is None else num_layers, max=LAYERS_MAX)
     if isinstance(layers, Alias):
         raise UnsupportedOption("layers is one Alias; an alias needs an earlier layer to share with")
     try:
-        listed = list(layers)
+        listed = list(layers)  # type: ignore[arg-type]  # no spec: is_spec narrows one way
     except TypeError:
         raise UnsupportedOption(f"layers is {shown(layers)}; give a spec, or a list with one spec per layer") from None
     if not listed:

@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex
 
 from pagecore.errors import InvalidBlock, ShapeError, UnsupportedOption
 from pagecore.storage.checks import as_tuple, ceil_div, member, require_int, shown
-from pagecore.storage.specs.spec import Plane, Spec
+from pagecore.storage.specs.spec import Plane, Spec, is_spec
 
 # Axes: L(ayer) B(lock) C(plane) N(token) H(ead) D(im). A named order fixes the outer three, and `heads` the others.
 NAMED = {"layerwise": "LCB", "blockwise": "BLC"}
@@ -317,7 +317,7 @@ def _are_alike(planes: tuple[Plane, ...]) -> bool:
 
 def _planes_of(planes: Any) -> tuple[Plane, ...]:
     """Return the planes of a spec or of an iterable as a tuple."""
-    if isinstance(planes, Spec):
+    if is_spec(planes):
         planes = planes.planes
     listed = as_tuple("planes", planes, "a spec, or a tuple of Plane")
     for plane in listed:

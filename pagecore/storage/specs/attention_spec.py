@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, SupportsFloat
 
 from pagecore.arrays import DType, as_dtype
@@ -197,7 +198,7 @@ class AttentionSpec:
             expected = heads if heads is not None else f"a multiple of num_kv_heads {self.num_kv_heads}"
             raise ShapeError(f"sinks has {count} entries; expected one per query head, {expected}")
 
-    @property
+    @cached_property
     def planes(self) -> tuple[Plane, ...]:
         """Key ``(num_kv_heads, head_dim)`` and value ``(num_kv_heads, v_head_dim)``.
 

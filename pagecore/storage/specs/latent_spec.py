@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 
 from pagecore.arrays import DType, as_dtype
@@ -137,7 +138,7 @@ class LatentSpec:
         """Numbers of a token: those of the latent and of the rope part."""
         return self.latent_dim + self.rope_dim
 
-    @property
+    @cached_property
     def planes(self) -> tuple[Plane, ...]:
         """One plane "latent" ``(latent_dim + rope_dim,)``, or ``(bytes,)`` uint8 for a format of byte rows.
 

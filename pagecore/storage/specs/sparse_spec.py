@@ -35,6 +35,7 @@ def summary_planes(
     heads: int, dim: int, dtype: DType, key_bounds: bool, channels: Channels | None
 ) -> tuple[Plane, ...]:
     """Return the planes "key_min" and "key_max" per block, and "label" per token, if the layer stores them."""
-    bounds = tuple(Plane(name, (heads, dim), dtype, per="block") for name in ("key_min", "key_max"))
+    names = ("key_min", "key_max") if key_bounds else ()
+    bounds = tuple(Plane(name, (heads, dim), dtype, per="block") for name in names)
     labels = () if channels is None else (Plane("label", (heads, len(channels[0])), dtype),)
-    return (*(bounds if key_bounds else ()), *labels)
+    return bounds + labels

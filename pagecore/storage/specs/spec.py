@@ -75,7 +75,8 @@ class Spec(Protocol):
 
 def is_spec(value: object) -> TypeGuard[Spec]:
     """Return True for a spec; False for a class of specs, although it has the same attributes."""
-    return isinstance(value, Spec) and not isinstance(value, type)
+    # The same as isinstance(value, Spec), which takes 30 us with Python 3.11.
+    return hasattr(value, "planes") and hasattr(value, "window") and not isinstance(value, type)
 
 
 def stores_key_and_value(spec: Spec) -> bool:
