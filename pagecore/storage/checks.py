@@ -27,6 +27,9 @@ __all__ = [
 INT32_MAX = 2**31 - 1
 # More layers than any model has; a larger count is a mistake and would fill the memory with specs.
 LAYERS_MAX = 1 << 16
+# Between them, a number rounds to a float32 that is finite and above 0.
+_FACTOR_ABOVE = 2.0**-150
+_FACTOR_BELOW = 2.0**128 - 2.0**103
 
 
 def require_int(name: str, value: SupportsIndex, min: int = 1, max: int | None = INT32_MAX) -> int:
@@ -86,9 +89,7 @@ def as_tuple(name: str, values: Iterable[Any], entries: str) -> tuple[Any, ...]:
 def as_factor(name: str, value: SupportsFloat) -> float:
     """Return a factor of stored numbers as a float; raise ShapeError unless it is finite and above 0 as a float32."""
     factor = as_float(name, value)
-    with np.errstate(over="ignore"):
-        single = np.float32(factor)
-    if not (np.isfinite(single) and single > 0):
+    if not _FACTOR_ABOVE < factor < _FACTOR_BELOW:
         raise ShapeError(f"{name} is {factor}; expected a number that is finite and above 0 as a float32")
     return factor
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import SupportsFloat
 
 from pagecore.arrays import DType
@@ -53,9 +54,13 @@ def attention_specs(
     _check_groups(fields, given, layers, own)
     _refuse_unread(fields, model_type, own[0].head_dim, own[0].kv_heads, windows, kinds)
     softcap = _softcap(fields)
+    # Equal layers share one spec. Sinks of the caller need not be hashable.
+    make: Callable[..., AttentionSpec] = AttentionSpec
+    if asked.sinks is None:
+        make = lru_cache(maxsize=None, typed=True)(AttentionSpec)
     rows = iter(_sinks(family, model_type, [each.queries for each in own if each.has_sinks], asked.sinks))
     return [
-        AttentionSpec(
+        make(
             each.kv_heads,
             each.head_dim,
             v_head_dim=each.v_head_dim,
