@@ -148,7 +148,7 @@ def test_an_operation_that_fails_anywhere_is_done_or_undone(fault, name, model):
     again = World(model)
     total = lines_of(partial(again.keep, OPERATIONS[name](again))) if fault == "interrupt" else 60
     reached = 0
-    for n in spread(total, 60):
+    for n in spread(total, 24, CASES.index((name, model))):
         world = World(model)
         if name == "commit":
             fill_flying(world)

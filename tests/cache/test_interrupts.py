@@ -12,7 +12,7 @@ from tests.faults import Interrupt, is_full, lines_of, raise_at, signal_at
 
 pytestmark = pytest.mark.slow
 
-POINTS = 20
+POINTS = 13
 
 
 @pytest.fixture(autouse=True)
@@ -27,10 +27,10 @@ def one_thread():
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_an_operation_interrupted_at_any_line_is_done_or_undone(name):
     tally = Tally()
-    for cell in cells_of(name):
+    for turn, cell in enumerate(cells_of(name)):
         states = outcome(cell)
         total = lines_of(cell.ready()[1])
-        for n in spread(total, POINTS):
+        for n in spread(total, POINTS, turn):
             kind = KeyboardInterrupt if n % 2 else Interrupt
             tally.note(cell, *judge(cell, states, lambda call, n=n, kind=kind: raise_at(call, n, error=kind)))
     conclude(name, tally)
@@ -52,7 +52,7 @@ def test_an_operation_interrupted_at_any_bytecode_is_done_or_undone(name):
 def test_a_signal_at_a_random_moment_leaves_an_operation_done_or_undone():
     tally, random = Tally(), np.random.default_rng(0)
     cells = [cell for name in OPERATIONS for cell in cells_of(name, few=1)]
-    end = time.monotonic() + (600 if is_full() else 4)
+    end = time.monotonic() + (600 if is_full() else 2)
     states, lengths = {}, {}
     while time.monotonic() < end:
         cell: Cell = cells[random.integers(len(cells))]

@@ -75,12 +75,13 @@ def has_window(layers):
     return any(spec.window is not None for spec in (layers if isinstance(layers, list) else [layers]))
 
 
-def spread(total: int, most: int) -> Iterator[int]:
-    """Return the points 1 to `total`: all, or `most` evenly spaced ones."""
+def spread(total: int, most: int, turn: int = 0) -> Iterator[int]:
+    """Return the points 1 to `total`: all, or `most` evenly spaced ones, which differ from turn to turn."""
     if is_full() or total <= most:
         yield from range(1, total + 1)
     else:
-        yield from sorted({1 + i * (total - 1) // (most - 1) for i in range(most)})
+        offset = turn * 0.618 % 1
+        yield from (1 + int((i + offset) * total / most) for i in range(most))
 
 
 def outcome(cell: Cell) -> tuple[State, State]:

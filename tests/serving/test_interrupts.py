@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 SERVING = PAGECORE / "serving"
 # Every STRIDE-th point of a run is tested.
-STRIDE = 1 if is_full() else 11
+STRIDE = 1 if is_full() else 19
 
 
 def run_whole(call):
