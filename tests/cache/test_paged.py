@@ -1,5 +1,6 @@
 """PagedKVCache: the arrays of a step, the results of attention, and the statistics."""
 
+import random
 import threading
 
 import numpy as np
@@ -138,6 +139,37 @@ def test_fragmentation_counts_slots_without_a_token():
     advance(cache, [child], 1)
     assert cache.stats().fragmentation == 3 / 12
     assert cache.stats().utilization == 3 / 16
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_fragmentation_equals_a_count_over_all_slots(seed):
+    """Forks of truncated sequences share a block up to different lengths."""
+    cache, choice = make(num_blocks=200, max_sequences=40, prefix_cache=False), random.Random(seed)
+    for _ in range(30):
+        sequences = list(cache.sequences.values())
+        if not sequences or choice.random() < 0.3:
+            sequence = cache.add_sequence(range(choice.randrange(1, 20)))
+            advance(cache, [sequence], choice.randint(1, sequence.num_tokens))
+        elif choice.random() < 0.5:
+            cache.fork(choice.choice(sequences))
+        else:
+            sequence = choice.choice(sequences)
+            cache.truncate(sequence, choice.randint(0, sequence.num_computed_tokens))
+    filled = {}
+    for sequence in cache.sequences.values():
+        blocks = np.asarray(cache.block_table(0))[sequence.row, : -(-sequence.capacity // 4)]
+        for i, block in enumerate(blocks.tolist()):
+            filled[block] = max(filled.get(block, 0), min(4, max(0, sequence.num_computed_tokens - 4 * i)))
+    assert cache.stats().fragmentation == (4 * len(filled) - sum(filled.values())) / (4 * len(filled))
+
+
+def test_a_block_that_the_prefix_cache_has_in_full_has_no_slots_without_a_token():
+    cache = make()
+    sequence = cache.add_sequence(range(8))
+    advance(cache, [sequence], 8)
+    cache.truncate(sequence, 5)
+    assert cache.stats().num_cached_blocks == 2
+    assert cache.stats().fragmentation == 0
 
 
 def test_memory_is_divided_over_groups():

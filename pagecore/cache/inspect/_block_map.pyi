@@ -2,6 +2,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.cache.sequences._sequence import Sequence
+from pagecore.index import BlockPool
 
 def mark_blocks(
     table: NDArray[np.int32],
@@ -11,3 +12,6 @@ def mark_blocks(
     owner: NDArray[np.int32],
     tokens: NDArray[np.int32],
 ) -> None: ...
+def count_wasted(
+    table: NDArray[np.int32], pool: BlockPool, sequences: list[Sequence], capacities: list[int], block_size: int
+) -> int: ...

@@ -1,8 +1,9 @@
-"""One pass over a group's block table that finds the first holder and the fill of each block."""
+"""Passes over a group's block table: the first holder and the fill of each block, and slots without a token."""
 
 from libc.stdint cimport int32_t
 
 from pagecore.cache.sequences._sequence cimport Sequence
+from pagecore.index.pools._block_pool cimport BlockPool
 
 
 def mark_blocks(
@@ -39,3 +40,34 @@ def mark_blocks(
             owner_of[blocks[j]] = i
             tokens_in[blocks[j]] = max(tokens_in[blocks[j]], min(left, block_size))
             left = max(left - block_size, 0)
+
+
+def count_wasted(
+    const int32_t[:, ::1] table, BlockPool pool not None, list sequences, list capacities, int32_t block_size
+):
+    """Return the slots of held blocks without a computed token; a shared block counts once, for its fullest holder.
+
+    Parameters
+    ----------
+    table : int32 [rows, width]
+    pool : BlockPool
+        The pool of the blocks.
+    sequences : list of Sequence
+    capacities : list of int
+        Number of tokens that the blocks of each sequence have room for.
+    """
+    cdef Sequence sequence
+    cdef dict wasted = {}, holders = {}
+    cdef int32_t i, j, end, empty, block
+    for i in range(<int32_t> len(sequences)):
+        sequence = sequences[i]
+        end = min((<int32_t> capacities[i] + block_size - 1) // block_size, <int32_t> table.shape[1])
+        empty = block_size - sequence.computed % block_size
+        for j in range(sequence.computed // block_size, end):
+            block = table[sequence.row, j]
+            if block:
+                wasted[block] = min(empty, <int32_t> wasted.get(block, empty))
+                holders[block] = <int32_t> holders.get(block, 0) + 1
+            empty = block_size
+    # Another holder, the prefix cache or a sequence with more tokens, has the block in full.
+    return sum([count for block, count in wasted.items() if pool.ref_count_raw(block) == holders[block]])

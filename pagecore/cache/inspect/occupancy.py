@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import numpy as np
-from numpy.typing import NDArray
-
+from pagecore.cache.inspect._block_map import count_wasted
 from pagecore.cache.inspect.stats import CacheStats
 from pagecore.cache.parts import CacheParts
 from pagecore.cache.prefix._evict import evictable
 from pagecore.cache.prefix._inspect import prefix_figures
 from pagecore.cache.sequences._sequence import Sequence
 from pagecore.index import StateTable
-from pagecore.storage.checks import ceil_div
-
-Table = NDArray[np.int32]
 
 
 def measure(parts: CacheParts) -> CacheStats:
@@ -29,8 +22,10 @@ def measure(parts: CacheParts) -> CacheStats:
     num_evictable = 0 if parts.prefix is None else sum(evictable(parts.prefix))
     used = sum(pool.num_used for pool in pools) - num_evictable
     held = used * block_size
-    wasted = sum(wasted_slots(tables.table(group), resident, block_size) for group in range(tables.num_groups))
-    wasted += wasted_by_contents(parts)
+    rooms = [tables.capacity(sequence.row) for sequence in resident]
+    wasted = wasted_by_contents(parts)
+    for group in range(tables.num_groups):
+        wasted += count_wasted(tables.table(group), pools[group], resident, rooms, block_size)
     return CacheStats(
         num_sequences=len(resident) + len(swapped),
         num_tokens=sum(sequence.num_computed_tokens for sequence in resident),
@@ -57,18 +52,6 @@ def _checkpoints(states: StateTable | None) -> dict[str, int]:
     if states is None or not states.num_checkpoints:
         return {}
     return {"num_checkpoints": states.num_checkpoints - 1, "num_free_checkpoints": states.checkpoints.num_free}
-
-
-def wasted_slots(table: Table, sequences: Iterable[Sequence], block_size: int) -> int:
-    """Return the slots of held blocks without a valid token; a shared block counts once, for its fullest holder."""
-    waste: dict[int, int] = {}
-    for sequence in sequences:
-        first, valid = divmod(sequence.num_computed_tokens, block_size)
-        for block in table[sequence.row, first : ceil_div(sequence.capacity, block_size)].tolist():
-            if block:
-                waste[block] = min(waste.get(block, block_size), block_size - valid)
-            valid = 0
-    return sum(waste.values())
 
 
 def wasted_by_contents(parts: CacheParts) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, SupportsIndex
 
 from pagecore.errors import InvalidBlock, ShapeError, UnsupportedOption
@@ -200,7 +201,7 @@ class KVLayout:
     def buffer_nbytes(self, buffer: SupportsIndex = 0) -> int:
         """Return the bytes of one buffer; raise ShapeError if the layout does not have it."""
         number = member("buffer", buffer, self.num_buffers, "the layout")
-        return self._walk()[1][number % self._buffers_per_layer]
+        return self._walked[1][number % self._buffers_per_layer]
 
     def buffer_name(self, buffer: SupportsIndex) -> str:
         """Return the name of a buffer for messages: its planes and its layer."""
@@ -226,12 +227,14 @@ class KVLayout:
 
     def plane_layout(self, index: SupportsIndex, layer: SupportsIndex = 0) -> PlaneLayout:
         """Return the position of plane `index` of `layer`; raise ShapeError if the layout does not have them."""
-        layouts = self._walk()[0]
+        layouts = self._walked[0]
         where = layouts[member("plane", index, len(layouts), "the layout")]
         number = member("layer", layer, self._sizes()[0], "the layout")
-        return where if "L" in self.axes else replace(where, buffer=where.buffer + number * self._buffers_per_layer)
+        buffer = where.buffer if "L" in self.axes else where.buffer + number * self._buffers_per_layer
+        return PlaneLayout(buffer, where.offset, dict(where.strides))
 
-    def _walk(self) -> tuple[list[PlaneLayout], list[int]]:
+    @cached_property
+    def _walked(self) -> tuple[list[PlaneLayout], list[int]]:
         """Return the position of each plane in layer 0, and the bytes of each buffer of a layer.
 
         Axes are visited from the innermost outwards; the stride of an axis is the size of everything inside it.

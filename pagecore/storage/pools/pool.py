@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import SupportsIndex
 
 from pagecore.arrays import Tensor, empty, strided, zeros
@@ -106,7 +107,7 @@ class KVPool:
         elif buffers is None and self.device == "cpu" and not is_scrubbed:
             self._zero_null_block()
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of all layers, planes and blocks."""
         return sum(self.layout.buffer_nbytes(i) for i in range(self.layout.num_buffers))
