@@ -43,6 +43,15 @@ def test_without_lengths_every_last_page_is_full():
     assert lens.tolist() == reference.table_from_pages(indptr, indices, None, 8)[1]
 
 
+@pytest.mark.parametrize("last", [0, 1, 8])
+def test_the_last_page_of_a_sequence_without_pages_is_ignored(last):
+    """FlashInfer's users compute ``(length - 1) % page_size + 1``, which is the page size for a length of 0."""
+    indptr, indices, last_page_len = [0, 2, 2, 3], [7, 3, 9], [4, last, 8]
+    table, lens = ops.table_from_pages(indptr, indices, last_page_len, 8)
+    assert (table.tolist(), lens.tolist()) == ([[7, 3], [0, 0], [9, 0]], [12, 0, 8])
+    assert lens.tolist() == reference.table_from_pages(indptr, indices, last_page_len, 8)[1]
+
+
 def test_lists_may_be_a_part_of_longer_ones():
     table, lens = ops.table_from_pages([2, 3, 5], np.array([-1, -1, 4, 8, 6, -1]), [1, 2], 4)
     assert (table.tolist(), lens.tolist()) == ([[4, 0], [8, 6]], [1, 6])
@@ -102,7 +111,8 @@ def test_results_are_arrays_of_the_caller(torch):
         ({"last_page_len": [1]}, errors.ShapeError, "last_page_len has 1 entries and indptr 3"),
         ({"last_page_len": [0, 1]}, errors.ShapeError, r"last_page_len\[0\] is 0 and the sequence has 2 blocks of 4"),
         ({"last_page_len": [4, 5]}, errors.ShapeError, r"last_page_len\[1\] is 5"),
-        ({"indptr": [0, 3, 3]}, errors.ShapeError, r"last_page_len\[1\] is 4 and the sequence has 0 blocks"),
+        ({"indptr": [0, 3, 3], "last_page_len": [1, 5]}, errors.ShapeError, r"last_page_len\[1\] is 5"),
+        ({"indptr": [0, 3, 3], "last_page_len": [1, -1]}, errors.ShapeError, r"last_page_len\[1\] is -1"),
         ({"block_size": 0}, errors.ShapeError, "block_size is 0; it must be 1 to"),
         ({"block_size": "4"}, errors.ShapeError, "block_size is '4'; it must be a whole number"),
         ({"block_size": 2**31 - 1, "last_page_len": None}, errors.ShapeError, "sequence 0 has length 4294967294"),

@@ -25,8 +25,8 @@ def table_from_pages(indptr, indices, last_page_len, block_size):
     indices : integers, [at least indptr[-1]]
         Block ids.
     last_page_len : integers, [B], or None
-        Tokens in the last block of each sequence, 1 to `block_size`; 0 for a sequence without blocks. None if all last
-        blocks are full.
+        Tokens in the last block of each sequence, 1 to `block_size`; 0 to `block_size`, and ignored, for a sequence
+        without blocks. None if all last blocks are full.
     block_size : int
 
     Returns
@@ -59,8 +59,8 @@ def table_from_pages(indptr, indices, last_page_len, block_size):
     pages = pages[offsets[0] : offsets[-1]]
     if (wrong := first_wrong(pages)) >= 0:
         raise InvalidBlock(f"indices[{offsets[0] + wrong}] is {pages[wrong]}; a block id is 0 to {INT32_MAX}")
-    last = np.where(counts > 0, size, 0) if last_page_len is None else last_lengths(last_page_len, counts, size)
-    lens = np.maximum(counts - 1, 0) * size + last
+    last = size if last_page_len is None else last_lengths(last_page_len, counts, size)
+    lens = np.where(counts > 0, (counts - 1) * size + last, 0)
     check_lens(lens)
     table = np.zeros((counts.size, int(counts.max(initial=1))), np.int32)
     table[np.arange(table.shape[1]) < counts[:, None]] = pages
@@ -156,12 +156,12 @@ cdef object last_lengths(object last_page_len, object counts, int64_t size):
     last = integers(last_page_len, "last_page_len", 1, "[num_sequences]")
     if last.size != counts.size:
         raise ShapeError(f"last_page_len has {last.size} entries and indptr {counts.size + 1}; it must have one less")
-    bad = (last > np.where(counts > 0, size, 0)) | (last < np.minimum(counts, 1))
+    bad = (last > size) | (last < np.minimum(counts, 1))
     if bad.any():
         wrong = int(np.argmax(bad))
         raise ShapeError(
             f"last_page_len[{wrong}] is {last[wrong]} and the sequence has {counts[wrong]} blocks of {size} tokens; it "
-            f"must be 1 to {size}, or 0 for a sequence without blocks"
+            f"must be 1 to {size}, or 0 to {size} for a sequence without blocks"
         )
     return last
 
