@@ -58,7 +58,8 @@ struct Case {
 
   Case(Random& random, bool pairs)
       : rows(random.pick({random.between(1, 20), random.between(1, 200), int64_t{64}})),
-        depth(pairs ? kPairDepth * random.between(1, 6) : random.pick({random.between(0, 200), int64_t{64}})),
+        depth(pairs ? kPairDepth * random.between(1, 6)
+                    : random.pick({random.between(0, 200), int64_t{64}, random.between(257, 400)})),
         columns(kPadding * random.between(1, 12)),
         lda(depth + random.below(5)),
         ldb(columns + random.below(5)),

@@ -8,7 +8,7 @@
 //
 // A row is one (query, head) pair, with queries outermost. The values are the first numbers of the same unpacked row,
 // so a token is read from memory once. Tiles start at multiples of 64, sums are folded at multiples of kFoldTokens, and
-// each sum adds its products in the order of depth in every block shape, so the bits of a row depend neither on the
+// each sum adds its products in an order that only the depth determines, so the bits of a row depend neither on the
 // other rows nor on splits at multiples of kFoldTokens.
 #pragma once
 

@@ -90,7 +90,7 @@ void multiply_tall_block(const Product& p, int64_t row, int64_t column, RowPrefe
     float* out = p.out + (row + r) * p.out_stride + column;
     const float* factor = p.factor == nullptr ? nullptr : p.factor + row + r;
 #pragma GCC unroll 2
-    for (int n = 0; n < N; ++n) add_product(out + n * kLanes, sums[r][n], factor);
+    for (int n = 0; n < N; ++n) add_product(out + n * kLanes, sums[r][n], factor, p.adds);
   }
 }
 
@@ -148,9 +148,9 @@ inline void multiply_tile_pairs([[maybe_unused]] AmxTiles& tiles, [[maybe_unused
 }
 
 inline void multiply_tile_floats(const TileProduct& p, RowPrefetch& prefetch) {
-  multiply_tile<OfFloats>({static_cast<const char*>(p.left), 4 * p.left_stride, p.right, p.right_stride, p.out,
-                           p.out_stride, p.factor, p.rows, p.depth, p.columns},
-                          prefetch);
+  multiply_parts({static_cast<const char*>(p.left), 4 * p.left_stride, p.right, p.right_stride, p.out, p.out_stride,
+                  p.factor, p.rows, p.depth, p.columns},
+                 [&](const Product& part) { multiply_tile<OfFloats>(part, prefetch); });
 }
 
 }  // namespace

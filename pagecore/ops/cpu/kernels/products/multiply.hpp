@@ -1,7 +1,8 @@
 // Matrix products with a packed right side (panels.hpp): out = left . right, or out = factor[row] * out + left . right.
 //
 // A register block holds R rows x N vectors of sums. Each sum starts at zero and adds its products in the order of
-// depth, in every block shape, so a row's bits do not depend on the other rows.
+// depth, in every block shape, so a row's bits do not depend on the other rows. Long sums of floats are added in parts
+// of equal length.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/simd/convert.hpp"
@@ -28,6 +29,7 @@ struct Product {
   int64_t rows;
   int64_t steps;
   int64_t columns;
+  bool adds = false;  // to `out`, whatever the factor
 };
 
 struct OfFloats {
@@ -36,7 +38,8 @@ struct OfFloats {
 };
 
 // Stores a sum. Every product combines with the old output here.
-PC_FORCE_INLINE void add_product(float* out, Vec sum, const float* factor) {
+PC_FORCE_INLINE void add_product(float* out, Vec sum, const float* factor, bool adds = false) {
+  if (adds) return store(out, load(out) + sum);
   store(out, factor == nullptr ? sum : fma(load(out), splat(*factor), sum));
 }
 
@@ -62,7 +65,7 @@ void multiply_block(const Product& p, int64_t row, int64_t column) {
     float* out = p.out + (row + r) * p.out_stride + column;
     const float* factor = p.factor == nullptr ? nullptr : p.factor + row + r;
 #pragma GCC unroll 4
-    for (int n = 0; n < N; ++n) add_product(out + n * kLanes, sums[r][n], factor);
+    for (int n = 0; n < N; ++n) add_product(out + n * kLanes, sums[r][n], factor, p.adds);
   }
 }
 
@@ -95,10 +98,28 @@ void multiply(const Product& p) {
   }
 }
 
+// More products than kWholeSteps are summed in parts of kPartSteps: the rounding error of a sum grows with its length.
+constexpr int64_t kWholeSteps = 256;
+constexpr int64_t kPartSteps = 64;
+
+// Calls `multiply` with the product, or with each part of a long one.
+template <typename Multiply>
+void multiply_parts(Product p, Multiply multiply) {
+  if (p.steps <= kWholeSteps) return multiply(p);
+  for (int64_t left = p.steps; left > 0; left -= kPartSteps) {
+    p.steps = left < kPartSteps ? left : kPartSteps;
+    multiply(p);
+    p.left += 4 * kPartSteps;
+    p.right += kPartSteps * p.right_stride;
+    p.adds = true;
+  }
+}
+
 // a [rows, depth], b [depth, columns], c [rows, columns]; strides in elements. `columns` is a multiple of kPadding.
 inline void multiply_floats(const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc,
                             const float* factor, int64_t rows, int64_t depth, int64_t columns) {
-  multiply<OfFloats>({reinterpret_cast<const char*>(a), 4 * lda, b, ldb, c, ldc, factor, rows, depth, columns});
+  multiply_parts({reinterpret_cast<const char*>(a), 4 * lda, b, ldb, c, ldc, factor, rows, depth, columns},
+                 [](const Product& part) { multiply<OfFloats>(part); });
 }
 
 }  // namespace
