@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pagecore.tiers.remote.mooncake import MooncakeStore
     from pagecore.tiers.remote.objects import ObjectStore
     from pagecore.tiers.remote.resp import RespStore
-    from pagecore.tiers.store import BlockStore, EntryRemover, EntryToucher, EvictionReporter, StoreStats
+    from pagecore.tiers.store import BlockStore, EntryRemover, EntryToucher, EvictionReporter, PrefixKeeper, StoreStats
 
 __all__ = [
     "BlockStore",
@@ -71,6 +71,7 @@ __all__ = [
     "NixlTransport",
     "ObjectStore",
     "PeerLost",
+    "PrefixKeeper",
     "RespStore",
     "SocketTransport",
     "StorageEngine",
@@ -126,7 +127,7 @@ _MODULES = {
     "remote.mooncake": ("MooncakeStore",),
     "remote.objects": ("ObjectStore",),
     "remote.resp": ("RespStore",),
-    "store": ("BlockStore", "EntryRemover", "EntryToucher", "EvictionReporter", "StoreStats"),
+    "store": ("BlockStore", "EntryRemover", "EntryToucher", "EvictionReporter", "PrefixKeeper", "StoreStats"),
 }
 
 if not TYPE_CHECKING:  # type checkers read the imports above, and report names that are not among them

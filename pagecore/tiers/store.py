@@ -27,7 +27,7 @@ class Done:
         ``[n]``, one for each key: for a lookup, the entry is there and is held; for a load, all bytes are in the
         caller's memory and verified; for a store, the entry is published.
     error : str or None
-        Reason if a key failed for another reason than absence.
+        Reason if a key failed for another reason than absence, or than a lack of room in a store that is well.
     """
 
     ticket: int
@@ -113,6 +113,29 @@ class EntryToucher(Protocol):
 
     def touch(self, keys: Keys) -> None:
         """Count entries as used now, from the last key to the first; keys without an entry are ignored."""
+
+
+@runtime_checkable
+class PrefixKeeper(Protocol):
+    """The part of a store that evicts a prefix from its end, whatever was used last; optional.
+
+    Attributes
+    ----------
+    keeps_prefixes : bool
+        False if `submit_store` accepts no `before`.
+    """
+
+    @property
+    def keeps_prefixes(self) -> bool:
+        """True if the store keeps the order of prefixes."""
+
+    def submit_store(self, keys: Keys, pieces: Pieces, *, before: Keys | None = None) -> int:
+        """Write entries, as `BlockStore.submit_store`.
+
+        With `before`, the keys are a part of one prefix: each follows the last key of its lane, and the first of a lane
+        follows that of `before`, which has one key of a lane at most. An entry is not stored without the one that it
+        follows, and is evicted before it.
+        """
 
 
 @runtime_checkable

@@ -47,7 +47,7 @@ cdef extern from "pagecore/tiers/disk/slab_table.hpp" namespace "pagecore::tiers
     cdef cppclass ContentKey:
         uint8_t* data()
     cdef cppclass Entry:
-        ContentKey key
+        ContentKey key, before
         uint32_t slot
         uint64_t sequence
     cdef cppclass NativeSlabTable "pagecore::tiers::SlabTable":
@@ -61,7 +61,7 @@ cdef extern from "pagecore/tiers/disk/slab_table.hpp" namespace "pagecore::tiers
     cdef cppclass Place "pagecore::tiers::StoreJob::Place":
         NativeSlabTable* table
         uint32_t slot
-        ContentKey key
+        ContentKey key, before
         uint64_t sequence
     cdef cppclass StoreJob(Job):
         StoreJob(uint64_t, vector[Transfer], vector[Place], vector[shared_ptr[NativeSlabTable]]) \
@@ -76,6 +76,16 @@ cdef extern from "pagecore/tiers/disk/slab_table.hpp" namespace "pagecore::tiers
 
 UNIT = <int> kUnit
 ENTRY_BYTES = <int> sizeof(Entry)
+
+
+NO_KEY = bytes(<int> kKeyBytes)
+
+
+cdef int copy_key(ContentKey& target, bytes key) except -1:
+    if <size_t> PyBytes_GET_SIZE(key) != kKeyBytes:
+        raise ShapeError(f"a key has {len(key)} bytes; content keys have {kKeyBytes}")
+    memcpy(target.data(), PyBytes_AS_STRING(key), kKeyBytes)
+    return 0
 
 
 cdef const FileOps* ops_at(uintptr_t address) noexcept:
@@ -127,11 +137,17 @@ Keys of the slots of one slab, in memory and in the file.
             raise OSError(error, os.strerror(error))
 
     def used(self):
-        """Return the entries, by slot: slots uint32 ``[n]``, keys uint8 ``[n, 17]``, sequences uint64 ``[n]``."""
+        """Return the entries, by slot: slots, keys, sequence numbers, and keys of the entries before them.
+
+        Returns
+        -------
+        tuple of ndarray
+            uint32 ``[n]``, uint8 ``[n, 17]``, uint64 ``[n]``, uint8 ``[n, 17]``; zeros where no entry is before one.
+        """
         cdef vector[Entry] entries
         cdef size_t i
         cdef uint32_t[::1] slot_view
-        cdef uint8_t[:, ::1] key_view
+        cdef uint8_t[:, ::1] key_view, before_view
         cdef uint64_t[::1] sequence_view
         with nogil:
             entries = self.native.get().used()
@@ -139,12 +155,14 @@ Keys of the slots of one slab, in memory and in the file.
         slots = np.empty(count, np.uint32)
         keys = np.empty((count, kKeyBytes), np.uint8)
         sequences = np.empty(count, np.uint64)
-        slot_view, key_view, sequence_view = slots, keys, sequences
+        before = np.empty((count, kKeyBytes), np.uint8)
+        slot_view, key_view, sequence_view, before_view = slots, keys, sequences, before
         for i in range(entries.size()):
             slot_view[i] = entries[i].slot
             sequence_view[i] = entries[i].sequence
             memcpy(&key_view[i, 0], entries[i].key.data(), kKeyBytes)
-        return slots, keys, sequences
+            memcpy(&before_view[i, 0], entries[i].before.data(), kKeyBytes)
+        return slots, keys, sequences, before
 
     def clear(self, uint32_t slot):
         """Forget the key of a slot, which the caller took from `used` or stored."""
@@ -173,9 +191,7 @@ cdef class _Batch:
         cdef Transfer made
         seen = set()
         for table, slot, key, address, nbytes in operations:
-            if <size_t> PyBytes_GET_SIZE(key) != kKeyBytes:
-                raise ShapeError(f"a key has {len(key)} bytes; content keys have {kKeyBytes}")
-            memcpy(place.key.data(), PyBytes_AS_STRING(key), kKeyBytes)
+            copy_key(place.key, key)
             place.table = table.native.get()
             place.slot = slot
             place.sequence = sequence
@@ -251,10 +267,23 @@ Native threads that load and store payloads; loads go first.
         with nogil:
             self.native.get().submit(move(job))
 
-    def submit_store(self, uint64_t ticket, list operations, uint64_t sequence):
-        """Write payloads, and afterwards their entries; `sequence` numbers the first entry. See `submit_load`."""
+    def submit_store(self, uint64_t ticket, list operations, uint64_t sequence, list before):
+        """Write payloads, and afterwards their entries; see `submit_load`.
+
+        Parameters
+        ----------
+        ticket, operations
+            As for `submit_load`.
+        sequence : int
+            Number of the first entry.
+        before : list of bytes or None
+            Key of the entry before each one in its prefix.
+        """
         cdef _Batch batch = _Batch.__new__(_Batch)
+        cdef size_t i
         batch.fill(operations, False, sequence)
+        for i in range(batch.places.size()):
+            copy_key(batch.places[i].before, before[i] or NO_KEY)
         cdef unique_ptr[Job] job
         job.reset(<Job*> new StoreJob(ticket, batch.transfers, batch.places, batch.tables))
         with nogil:

@@ -65,6 +65,22 @@ def split_keys(keys: Keys, fingerprint: Fingerprint) -> list[bytes]:
     return [data[at : at + KEY_BYTES] for at in range(0, len(data), KEY_BYTES)]
 
 
+def split_before(keys: list[bytes], before: Keys | None, fingerprint: Fingerprint) -> list[bytes | None]:
+    """Return the entry before each key in its prefix; None for all keys without `before`, and for states.
+
+    `before` has the entry before the first key of a lane; the entry before any other key is the last one of its lane.
+    """
+    if before is None:
+        return [None] * len(keys)
+    last = {key[-1]: key for key in split_keys(before, fingerprint)}
+    num_tokens = fingerprint.num_lanes - fingerprint.has_states
+    links = []
+    for key in keys:
+        links.append(last.get(key[-1]) if key[-1] < num_tokens else None)
+        last[key[-1]] = key
+    return links
+
+
 def split_pieces(pieces: Pieces, keys: list[bytes], fingerprint: Fingerprint) -> list[tuple[int, int]]:
     """Return address and bytes of each piece; raise ShapeError unless they fit the keys' lanes and are aligned."""
     given = np.asarray(pieces)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from pagecore.errors import PagecoreError
+from pagecore.tiers.disk.order import EvictionOrder
 
 # Most keys of a record of evictions, each of 17 bytes.
 MAX_EVICTED = 1 << 16
@@ -15,24 +16,26 @@ class Lane:
     """Keys and slots of one lane.
 
     Every slot is in one place: free, being written (`writing`), published (`entries`), or dropped while a load reads it
-    or its entry is erased (`orphans`). A published key is evicted, least recently used first, unless it is pinned. A
-    pin belongs to a lookup (`held`), or to a load, store or removal that runs. Each method takes constant time.
+    or its entry is erased (`orphans`). A published key that is not pinned may be evicted, in the order of
+    `EvictionOrder`. A pin belongs to a lookup (`held`), or to a load, store or removal that runs.
 
     Parameters
     ----------
     num_slots : int
     entries : dict of bytes to int
-        Keys that the table has, the oldest first, and their slots.
+        Keys that the table has, the least recently used first, and their slots.
+    before : mapping of bytes to bytes, optional
+        The key before each one in its prefix, of keys that have one.
     """
 
-    def __init__(self, num_slots: int, entries: dict[bytes, int]) -> None:
+    def __init__(self, num_slots: int, entries: dict[bytes, int], before: Mapping[bytes, bytes] | None = None) -> None:
         self.num_slots = num_slots
         self.entries = entries
         self.writing: dict[bytes, int] = {}
         self.orphans: dict[bytes, int] = {}
         self.held: Counter[bytes] = Counter()
         self._pins: Counter[bytes] = Counter()
-        self._unpinned: OrderedDict[bytes, None] = OrderedDict.fromkeys(entries)
+        self._order = EvictionOrder(entries, before or {})
         used = set(entries.values())
         self._free = deque(slot for slot in range(num_slots) if slot not in used)
         self._evicted: OrderedDict[bytes, None] | None = None
@@ -68,7 +71,7 @@ class Lane:
         if key in self.orphans:
             self._free.append(self.orphans.pop(key))
         else:
-            self._unpinned[key] = None
+            self._order.use(key)
 
     def pin(self, key: bytes) -> bool:
         """Pin a published key; return False if it is not published."""
@@ -79,20 +82,21 @@ class Lane:
 
     def touch(self, key: bytes) -> None:
         """Make a published key the most recently used; a pinned one becomes so at its last `unpin`."""
-        if key in self._unpinned:
-            self._unpinned.move_to_end(key)
+        if key in self._order:
+            self._order.use(key)
 
-    def take(self, key: bytes) -> int | None:
-        """Return a slot for a key that is neither published nor being written, evicting another; None without one."""
-        if key in self.orphans:
+    def take(self, key: bytes, before: bytes | None = None) -> int | None:
+        """Return a slot for a key that is neither published nor being written, evicting another; None without one.
+
+        `before` is the key before it in its prefix, which must be published or being written, and is not evicted.
+        """
+        if key in self.orphans or (before is not None and not self._has(before)):
             return None
-        if self._free:
-            slot = self._free.popleft()
-        elif self._unpinned:
-            victim, _ = self._unpinned.popitem(last=False)
-            slot = self.entries.pop(victim)
-            self._note_evicted(victim)
-        else:
+        if before is not None:
+            self._order.link(key, before)
+        slot = self._free.popleft() if self._free else self._evict()
+        if slot is None:
+            self._order.unlink(key)
             return None
         self.writing[key] = slot
         return slot
@@ -100,12 +104,13 @@ class Lane:
     def publish(self, key: bytes) -> None:
         """Make a written key available."""
         self.entries[key] = self.writing.pop(key)
-        self._unpinned[key] = None
+        self._order.use(key)
         if self._evicted is not None:
             self._evicted.pop(key, None)
 
     def abandon(self, key: bytes) -> None:
         """Free the slot of a key that was not written. It is reused last, because its sectors may be bad."""
+        self._order.unlink(key)
         self._free.append(self.writing.pop(key))
 
     def drop(self, key: bytes) -> int | None:
@@ -114,10 +119,11 @@ class Lane:
         if slot is None:
             return None
         self._note_evicted(key)
+        self._order.discard(key)
+        self._order.unlink(key)
         if key in self._pins:
             self.orphans[key] = slot
         else:
-            del self._unpinned[key]
             self._free.append(slot)
         return slot
 
@@ -136,6 +142,10 @@ class Lane:
         evicted, self._evicted = self._evicted, OrderedDict()
         return list(evicted or ())
 
+    def slots_by_use(self) -> Iterable[int]:
+        """Return the slots of the entries that may be evicted, the least recently used first."""
+        return map(self.entries.__getitem__, self._order.keys())
+
     def check_invariants(self) -> None:
         """Raise PagecoreError if a slot or a pin is not in exactly one place."""
         places: list[Iterable[int]] = [self._free, self.writing.values(), self.orphans.values(), self.entries.values()]
@@ -144,14 +154,25 @@ class Lane:
         unpinned = self.entries.keys() - self._pins.keys()
         rules = {
             "a slot is in no place or in two": slots == list(range(self.num_slots)),
-            "the keys to evict are not the unpinned ones": set(self._unpinned) == unpinned,
+            "the keys to evict are not the unpinned ones": set(self._order.keys()) == unpinned,
             "a hold has no pin": all(0 < self.held[key] <= self._pins[key] for key in self.held),
             "a pinned key has no slot": self._pins.keys() <= slotted and all(n > 0 for n in self._pins.values()),
             "a published key is being written": not self.writing.keys() & self.entries.keys(),
+            **self._order.faults(),
         }
         for rule, holds in rules.items():
             if not holds:
                 raise PagecoreError(f"the index of a disk lane is inconsistent: {rule}")
+
+    def _has(self, key: bytes) -> bool:
+        return key in self.entries or key in self.writing
+
+    def _evict(self) -> int | None:
+        victim = self._order.pop()
+        if victim is None:
+            return None
+        self._note_evicted(victim)
+        return self.entries.pop(victim)
 
     def _note_evicted(self, key: bytes) -> None:
         if self._evicted is not None:
@@ -161,7 +182,7 @@ class Lane:
 
     def _pin(self, key: bytes) -> None:
         self._pins[key] += 1
-        self._unpinned.pop(key, None)
+        self._order.discard(key)
 
     def _take_hold(self, key: bytes) -> bool:
         if key not in self.held:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from pagecore.tiers.disk._io import IoQueue, SlabTable
+from pagecore.tiers.disk._io import NO_KEY, IoQueue, SlabTable
 from pagecore.tiers.disk.folder import StoreFolder
 from pagecore.tiers.disk.header import SlabHeader
 from pagecore.tiers.disk.lane import Lane
+from pagecore.tiers.disk.recency import RecencyRecord
 from pagecore.tiers.disk.slab import Slab
 
 
@@ -41,18 +42,22 @@ class SlabSet:
     """
 
     def __init__(self, path: Path, plan: Sequence[Sequence[SlabHeader]], queue: IoQueue) -> None:
+        self._digest = plan[0][0].digest
         self._folder = StoreFolder(path)
         self._slabs: list[list[Slab]] = []
         self.lanes: list[Lane] = []
         self.newest = 0
         try:
             self._folder.create(header for headers in plan for header in headers)
+            record = RecencyRecord.read(path, self._digest)
+            if record is None or len(record.lanes) != len(plan):
+                record = RecencyRecord(0, [np.empty(0, np.uint32)] * len(plan))
             for number, headers in enumerate(plan):
                 self._slabs.append([])
                 for header in headers:
                     self._slabs[-1].append(Slab(path / header.file_name, header, queue))
-                entries, newest = _read_entries(self._slabs[-1], headers[0].num_slots, number)
-                self.lanes.append(Lane(sum(header.num_slots for header in headers), entries))
+                entries, before, newest = _read_entries(self._slabs[-1], headers[0].num_slots, number, record)
+                self.lanes.append(Lane(sum(header.num_slots for header in headers), entries, before))
                 self.newest = max(self.newest, newest)
         except BaseException:
             self._close_slabs()
@@ -72,6 +77,11 @@ class SlabSet:
             for slab in slabs:
                 slab.table.check_invariants()
 
+    def record_uses(self, newest: int) -> None:
+        """Write the order of last uses; `newest` is the largest sequence number of an entry."""
+        lanes = [np.fromiter(lane.slots_by_use(), np.uint32) for lane in self.lanes]
+        RecencyRecord(newest, lanes).write(self._folder.path, self._digest)
+
     def close(self) -> None:
         """Close the files and release the lock of the folder; a second call does nothing."""
         self._close_slabs()
@@ -83,17 +93,22 @@ class SlabSet:
                 slab.close()
 
 
-def _read_entries(slabs: Sequence[Slab], slots_per_file: int, lane: int) -> tuple[dict[bytes, int], int]:
-    """Return the slot of each key, the oldest first, and the largest sequence number.
+def _read_entries(
+    slabs: Sequence[Slab], slots_per_file: int, lane: int, record: RecencyRecord
+) -> tuple[dict[bytes, int], dict[bytes, bytes], int]:
+    """Return the slot of each key, the least recently used first, the entries before them, and the largest number.
 
     A key that was stored, evicted and stored again may be in two slots; the newer one counts.
     """
     parts = [slab.table.used() for slab in slabs]
-    slots = np.concatenate([local.astype(np.int64) + i * slots_per_file for i, (local, _, _) in enumerate(parts)])
-    keys = np.concatenate([keys for _, keys, _ in parts])
-    sequences = np.concatenate([sequences for _, _, sequences in parts])
-    order = np.argsort(sequences, kind="stable")
-    order = order[keys[order, -1] == lane]
-    names = [row.tobytes() for row in keys[order]]
+    slots = np.concatenate([part[0].astype(np.int64) + i * slots_per_file for i, part in enumerate(parts)])
+    keys, sequences, before = (np.concatenate([part[i] for part in parts]) for i in (1, 2, 3))
+    by_number = np.argsort(sequences, kind="stable")
+    by_number = by_number[keys[by_number, -1] == lane]
+    latest = {keys[i].tobytes(): i for i in by_number.tolist()}
+    names, chosen = list(latest), np.fromiter(latest.values(), np.int64)
+    order = record.order(lane, slots[chosen], sequences[chosen])
+    entries = {names[i]: int(slots[chosen[i]]) for i in order.tolist()}
+    links = {names[i]: before[chosen[i]].tobytes() for i in order.tolist()}
     newest = int(sequences.max()) if len(sequences) else 0
-    return dict(zip(names, slots[order].tolist(), strict=True)), newest
+    return entries, {key: other for key, other in links.items() if other != NO_KEY}, newest

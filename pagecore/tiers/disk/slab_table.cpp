@@ -170,6 +170,7 @@ void StoreJob::finish() noexcept {
       entry.slot = place.slot;
       entry.sequence = place.sequence;
       entry.payload_sum = transfer.sum;
+      entry.before = place.before;
       run_.push_back(entry);
     }
     const int error = places_[indices.front()].table->publish(run_);

@@ -36,7 +36,8 @@ struct Entry {
   uint64_t nbytes;       // of the payload
   uint64_t sequence;     // number of the store; the larger one is newer
   uint64_t payload_sum;  // XXH3_64 of the payload, seeded by the key
-  uint8_t padding[72];
+  ContentKey before;     // of the entry before it in its prefix, or zeros
+  uint8_t padding[55];
   uint64_t sum;  // XXH3_64 of the bytes before it, seeded by the slab and the slot
 };
 static_assert(sizeof(Entry) == 128);
@@ -93,6 +94,7 @@ class StoreJob : public Job {
     Slot slot;
     ContentKey key;
     uint64_t sequence;
+    ContentKey before{};  // of the entry before it in its prefix
   };
   // `tables` keeps the tables alive.
   StoreJob(Ticket ticket, std::vector<Transfer> transfers, std::vector<Place> places,

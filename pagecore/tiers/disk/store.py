@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pagecore.errors import UnsupportedOption
 from pagecore.storage.checks import require_int, shown
 from pagecore.tiers.disk._io import IoQueue, SlabTable
-from pagecore.tiers.disk.batch import Batch, split_keys, split_pieces
+from pagecore.tiers.disk.batch import Batch, split_before, split_keys, split_pieces
 from pagecore.tiers.disk.folder import checked_folder
 from pagecore.tiers.disk.ledger import Ledger
 from pagecore.tiers.disk.plan import plan_slabs
@@ -87,6 +87,7 @@ class DiskStore:
     reports_evictions = True
     can_remove = True
     can_touch = True
+    keeps_prefixes = True
 
     def __init__(
         self,
@@ -191,7 +192,7 @@ class DiskStore:
                 raise
             return batch.ticket
 
-    def submit_store(self, keys: Keys, pieces: Pieces) -> int:
+    def submit_store(self, keys: Keys, pieces: Pieces, *, before: Keys | None = None) -> int:
         """Write entries; return a ticket.
 
         Parameters
@@ -201,6 +202,10 @@ class DiskStore:
             batch's result.
         pieces : ndarray of uint64
             ``[n, 2]``, address and bytes; the memory must not change until the batch ends.
+        before : ndarray of uint8, optional
+            ``[m, 17]``: the keys are a part of one prefix, and `before` has the entry before the first of each lane, if
+            there is one. An entry is then evicted before the one that it follows, also when the folder is opened again,
+            and is not stored without it. States follow nothing.
 
         Raises
         ------
@@ -211,6 +216,7 @@ class DiskStore:
         """
         wanted = split_keys(keys, self.fingerprint)
         sources = split_pieces(pieces, wanted, self.fingerprint)
+        links = split_before(wanted, before, self.fingerprint)
         with self._entered():
             batch = Batch(next(self._tickets), wanted, "store", [False] * len(wanted))
             operations: list[Operation] = []
@@ -222,11 +228,9 @@ class DiskStore:
                     batch.ok[i] = True
                 elif key in lane.writing:
                     shared.append((key, i))
-                elif (slot := lane.take(key)) is not None:
+                elif (slot := lane.take(key, links[i])) is not None:
                     batch.places.append(i)
                     operations.append((*self._slabs.place(key[-1], slot), key, *sources[i]))
-                else:
-                    batch.fail(f"every slot of lane {key[-1]} is held or being written")
             _end_first(batch, operations)
             batch.num_awaited = len(operations) + len(shared)
             if not batch.num_awaited:
@@ -234,7 +238,7 @@ class DiskStore:
             self._ledger.begin(batch, shared)
             try:
                 if operations:
-                    self._queue.submit_store(batch.ticket, operations, self._sequence)
+                    self._queue.submit_store(batch.ticket, operations, self._sequence, [links[i] for i in batch.places])
             except Exception:
                 self._ledger.forget(batch)
                 for i in batch.places:
@@ -331,7 +335,10 @@ class DiskStore:
         return True
 
     def close(self) -> None:
-        """Cancel all batches, wait for running transfers and close the files; `poll` returns the last batches."""
+        """Cancel all batches, wait for running transfers, and close the files; `poll` returns the last batches.
+
+        The order of last uses is written to the folder, so that the next store goes on from it.
+        """
         if self._is_foreign():
             return
         with self._lock:
@@ -343,6 +350,7 @@ class DiskStore:
             for lane in self._lanes:
                 for key in list(lane.held.elements()):
                     lane.unhold(key)
+            self._slabs.record_uses(self._sequence - 1)
             self._slabs.close()
             _open_stores.discard(self)
 

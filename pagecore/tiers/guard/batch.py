@@ -71,6 +71,8 @@ class Part:
         Ticket of the store, once the part was submitted.
     intact : ndarray of bool or None
         Result of the copy of a load, one for each key.
+    before : ndarray or None
+        Entries that a store of a part of a prefix follows; see `PrefixKeeper`.
     """
 
     batch: Batch | None
@@ -81,6 +83,7 @@ class Part:
     regions: list[Region] | None = None
     ticket: int | None = None
     intact: NDArray[np.bool_] | None = None
+    before: Keys | None = None
 
     def staged(self, trailer: int) -> Pieces:
         """Return the pieces in staging memory, with `trailer` bytes after each payload."""

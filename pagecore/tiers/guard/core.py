@@ -17,7 +17,7 @@ from pagecore.tiers.guard.breaker import Admission, Breaker
 from pagecore.tiers.guard.counters import Counters
 from pagecore.tiers.guard.deadline import Deadline
 from pagecore.tiers.guard.staging import Region, StagingMemory, whole_pages
-from pagecore.tiers.store import BlockStore, Done, EntryRemover, Keys, Pieces
+from pagecore.tiers.store import BlockStore, Done, EntryRemover, Keys, Pieces, PrefixKeeper
 
 # A staged load is cut into parts of this share of the staging memory, so that its copies and transfers overlap.
 PART_SHARE = 8
@@ -52,7 +52,7 @@ class Core:
 
     # ---- submissions ----
 
-    def submit(self, kind: Kind, keys: Keys, pieces: Pieces | None, now: float) -> int:
+    def submit(self, kind: Kind, keys: Keys, pieces: Pieces | None, now: float, before: Keys | None = None) -> int:
         """Hand a batch to the store, or end it at once; return its ticket."""
         ticket = self.completions.open()
         sizes = np.zeros(0, np.uint64) if pieces is None else pieces[:, 1]
@@ -72,7 +72,7 @@ class Core:
         self._unlock(kind, keys[count:])
         batch.deadline += self.deadline.of(self._bytes_ahead(kind) + batch.nbytes)
         self.batches[ticket] = batch
-        self._hand_over(batch, keys[:count], None if pieces is None else pieces[:count], regions, now)
+        self._hand_over(batch, keys[:count], None if pieces is None else pieces[:count], regions, now, before)
         return ticket
 
     def cancel(self, ticket: int, now: float) -> None:
@@ -130,16 +130,22 @@ class Core:
         return sum(batch.nbytes for batch in self.batches.values() if batch.kind in counted)
 
     def _hand_over(
-        self, batch: Batch, keys: Keys, pieces: Pieces | None, regions: list[Region] | None, now: float
+        self,
+        batch: Batch,
+        keys: Keys,
+        pieces: Pieces | None,
+        regions: list[Region] | None,
+        now: float,
+        before: Keys | None,
     ) -> None:
         indices = np.arange(len(keys))
         if pieces is None or self.staging is None:
-            part = Part(batch, batch.kind, keys, indices, pieces)
+            part = Part(batch, batch.kind, keys, indices, pieces, before=before)
             batch.parts.add(part)
             self._submit(part, now)
             return
         if batch.kind is Kind.STORE:
-            part = Part(batch, batch.kind, keys, indices, pieces, regions)
+            part = Part(batch, batch.kind, keys, indices, pieces, regions, before=before)
             batch.parts.add(part)
             self.jobs.append(part)
             return
@@ -244,8 +250,10 @@ class Core:
                 part.ticket = self.store.submit_lookup(part.keys)
             elif part.kind is Kind.LOAD:
                 part.ticket = self.store.submit_load(part.keys, pieces)
-            else:
+            elif part.before is None:
                 part.ticket = self.store.submit_store(part.keys, pieces)
+            else:
+                part.ticket = keeper_of(self.store).submit_store(part.keys, pieces, before=part.before)
         except Exception as error:
             self._unlock(part.kind, part.keys)  # the holds of a load end with its batch
             failed = Done(0, np.zeros(len(part.keys), bool), f"{type(error).__name__}: {error}")
@@ -402,6 +410,13 @@ class Core:
             self.staging.check_invariants()
             held = sum(len(part.regions or ()) for part in parts)
             assert held <= self.staging.num_regions
+
+
+def keeper_of(store: BlockStore) -> PrefixKeeper:
+    """Return a store that keeps the order of a prefix; raise UnsupportedOption for another one."""
+    if not (isinstance(store, PrefixKeeper) and store.keeps_prefixes):
+        raise UnsupportedOption(f"{store.name} does not link entries; leave `before` out")
+    return store
 
 
 def remover_of(store: BlockStore) -> EntryRemover:

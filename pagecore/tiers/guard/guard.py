@@ -31,6 +31,7 @@ from pagecore.tiers.store import (
     Keys,
     Medium,
     Pieces,
+    PrefixKeeper,
     StoreStats,
 )
 
@@ -147,10 +148,20 @@ class Guard:
         keys = checked_keys(keys)
         return self._submit(Kind.LOAD, keys, checked_pieces(pieces, len(keys)))
 
-    def submit_store(self, keys: Keys, pieces: Pieces) -> int:
-        """Write entries from `pieces`, or drop those for which the budget has no memory."""
+    def submit_store(self, keys: Keys, pieces: Pieces, *, before: Keys | None = None) -> int:
+        """Write entries from `pieces`, or drop those for which the budget has no memory.
+
+        The batch fails if it has `before` and the store does not keep prefixes.
+        """
         keys = checked_keys(keys)
-        return self._submit(Kind.STORE, keys, checked_pieces(pieces, len(keys)))
+        before = None if before is None else checked_keys(before)
+        return self._submit(Kind.STORE, keys, checked_pieces(pieces, len(keys)), before)
+
+    @property
+    def keeps_prefixes(self) -> bool:
+        """True if the store evicts a prefix from its end."""
+        store: object = self._core.store
+        return isinstance(store, PrefixKeeper) and store.keeps_prefixes
 
     def submit_remove(self, keys: Keys) -> int:
         """Delete entries; the batch fails if the store has no `submit_remove`."""
@@ -307,11 +318,11 @@ class Guard:
 
     # ---- the thread ----
 
-    def _submit(self, kind: Kind, keys: Keys, pieces: Pieces | None) -> int:
+    def _submit(self, kind: Kind, keys: Keys, pieces: Pieces | None, before: Keys | None = None) -> int:
         with self._lock:
             if self._is_closing:
                 raise StoreError(f"the guard of {self.name} is closed; open a new one")
-            ticket = self._core.submit(kind, keys, pieces, self._clock())
+            ticket = self._core.submit(kind, keys, pieces, self._clock(), before)
             self._wake_thread()
             return ticket
 

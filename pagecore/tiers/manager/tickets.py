@@ -11,7 +11,16 @@ from numpy.typing import NDArray
 
 from pagecore.tiers.manager.ledger import Ledger
 from pagecore.tiers.manager.port import Flags, Positions, Spans
-from pagecore.tiers.store import BlockStore, EntryRemover, EntryToucher, EvictionReporter, Keys, Pieces, StoreStats
+from pagecore.tiers.store import (
+    BlockStore,
+    EntryRemover,
+    EntryToucher,
+    EvictionReporter,
+    Keys,
+    Pieces,
+    PrefixKeeper,
+    StoreStats,
+)
 
 __all__ = ["Ended", "StorePort"]
 
@@ -83,9 +92,12 @@ class StorePort:
         """Submit a load; return its ticket, or None if the store refused it."""
         return self._submit(lambda: self.store.submit_load(keys, pieces), len(keys), ended)
 
-    def save(self, keys: Keys, pieces: Pieces, ended: Ended) -> int | None:
-        """Submit entries to be stored; return their ticket, or None if the store refused them."""
-        ticket = self._submit(lambda: self.store.submit_store(keys, pieces), len(keys), ended)
+    def save(self, keys: Keys, pieces: Pieces, ended: Ended, before: Keys | None = None) -> int | None:
+        """Submit entries to be stored; return their ticket, or None if the store refused them.
+
+        `before` makes them a part of a prefix, for a store that keeps prefixes; see `PrefixKeeper`.
+        """
+        ticket = self._submit(partial(_save, self.store, keys, pieces, before), len(keys), ended)
         if ticket is not None:
             self._saves.add(ticket)
         return ticket
@@ -213,6 +225,13 @@ class StorePort:
             return None
         self._open[ticket] = (ended, count)
         return ticket
+
+
+def _save(store: BlockStore, keys: Keys, pieces: Pieces, before: Keys | None) -> int:
+    keeper: object = store
+    if isinstance(keeper, PrefixKeeper) and keeper.keeps_prefixes:
+        return keeper.submit_store(keys, pieces, before=before)
+    return store.submit_store(keys, pieces)
 
 
 def _touch(store: BlockStore, keys: Keys) -> None:

@@ -79,14 +79,9 @@ class Writer:
             Returns the content keys of entries, for a lane and positions.
         """
         reader = self._host.hold(tokens, namespace=namespace, spans=spans, max_tokens=len(tokens) - 1)
-        positions: list[Positions] = []
-        pieces: list[Pieces] = []
-        for lane in range(len(self._host.payload_bytes)):
-            places, where = reader.entries(lane)
-            is_new = (places >= start) | (lane >= self._num_groups)
-            positions.append(places[is_new])
-            pieces.append(where[is_new])
-        return self._submit(reader, _Written(tokens, namespace, spans, keys), positions, pieces, self._ports)
+        lanes = [reader.entries(lane) for lane in range(len(self._host.payload_bytes))]
+        is_new = [(places >= start) | (lane >= self._num_groups) for lane, (places, _) in enumerate(lanes)]
+        return self._submit(reader, _Written(tokens, namespace, spans, keys), lanes, is_new, self._ports)
 
     def copy(
         self,
@@ -99,24 +94,21 @@ class Writer:
     ) -> int:
         """Write the entries at the `wanted` positions of each lane to one store; the host may lack some."""
         reader = self._host.hold(tokens, namespace=namespace, spans=spans)
-        positions: list[Positions] = []
-        pieces: list[Pieces] = []
-        for lane, chosen in enumerate(wanted):
-            places, where = reader.entries(lane)
-            is_wanted = np.isin(places, chosen)
-            positions.append(places[is_wanted])
-            pieces.append(where[is_wanted])
-        return self._submit(reader, _Written(tokens, namespace, spans, keys), positions, pieces, [port])
+        lanes = [reader.entries(lane) for lane in range(len(wanted))]
+        is_wanted = [np.isin(places, chosen) for (places, _), chosen in zip(lanes, wanted, strict=True)]
+        return self._submit(reader, _Written(tokens, namespace, spans, keys), lanes, is_wanted, [port])
 
     def _submit(
         self,
         reader: Reader,
         prefix: _Written,
-        positions: Sequence[Positions],
-        pieces: Sequence[Pieces],
+        lanes: Sequence[tuple[Positions, Pieces]],
+        is_chosen: Sequence[Flags],
         ports: Sequence[StorePort],
     ) -> int:
         self._open[reader] = 1  # this call
+        positions = [places[mask] for (places, _), mask in zip(lanes, is_chosen, strict=True)]
+        pieces = [where[mask] for (_, where), mask in zip(lanes, is_chosen, strict=True)]
         count = sum(map(len, positions))
         chunks = chunks_of(positions, self._host.payload_bytes, self._chunk_bytes) if count else []
         if len(chunks) > 1:
@@ -125,10 +117,12 @@ class Writer:
             picked = [(lane >= begin) & (lane < end) for lane in positions]
             entries = np.concatenate([prefix.keys(lane, positions[lane][mine]) for lane, mine in enumerate(picked)])
             memory = np.concatenate([where[mine] for where, mine in zip(pieces, picked, strict=True)])
+            chosen = [lane[mine] for lane, mine in zip(positions, picked, strict=True)]
+            before = [_before(prefix, lane, lanes[lane][0], each) for lane, each in enumerate(chosen)]
             for port in ports:
                 self._open[reader] += 1
-                chosen = [lane[mine] for lane, mine in zip(positions, picked, strict=True)]
-                port.save(entries, memory, partial(self._saved, reader, port, prefix, chosen))
+                ended = partial(self._saved, reader, port, prefix, chosen)
+                port.save(entries, memory, ended, np.concatenate(before))
         self._ended(reader)
         return count
 
@@ -153,6 +147,12 @@ class Writer:
             reader.release()
             if (touch := self._touches.pop(reader, None)) is not None:
                 touch()
+
+
+def _before(prefix: _Written, lane: int, places: Positions, chosen: Positions) -> Keys:
+    """Return the key of the entry before the first chosen one of a lane, among those that the host has."""
+    count = int(np.searchsorted(places, chosen[0])) if len(chosen) else 0
+    return prefix.keys(lane, places[max(count - 1, 0) : count])
 
 
 def _touch_all(prefix: _Written, positions: Sequence[Positions], ports: Sequence[StorePort]) -> None:

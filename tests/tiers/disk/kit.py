@@ -84,10 +84,12 @@ def finish(store, ticket, timeout=30):
     return kept.pop(ticket)
 
 
-def put(store, numbers, lane=0):
+def put(store, numbers, lane=0, before=None):
+    """Store entries; with `before`, a list of at most one number, they are a part of a prefix."""
     keys = keys_of(store, numbers, lane)
     memory = Memory(len(keys), store.fingerprint.payload_bytes[lane]).fill(keys)
-    return finish(store, store.submit_store(keys, memory.pieces))
+    before = None if before is None else keys_of(store, before, lane)
+    return finish(store, store.submit_store(keys, memory.pieces, before=before))
 
 
 def look(store, numbers, lane=0):

@@ -14,12 +14,16 @@ KEYS = st.integers(0, 9).map(lambda n: bytes([n]) * 17)
 
 
 class LaneMachine(RuleBasedStateMachine):
-    """`where` has the place of each key; `uses` the published unpinned keys, the least recently used first."""
+    """`where` has the place of each key; `uses` the published unpinned keys, the least recently used first.
+
+    `before` has the key that a key follows. `passed` has the keys that are not in `uses`, because others follow them.
+    """
 
     def __init__(self):
         super().__init__()
         self.lane = Lane(SLOTS, {})
         self.slot, self.where, self.uses = {}, {}, []
+        self.before, self.passed = {}, []
         self.lookups, self.loads = [], []
         self.gone = None  # before the first call that takes evictions
 
@@ -35,6 +39,30 @@ class LaneMachine(RuleBasedStateMachine):
         else:
             self.uses.append(key)
 
+    def is_followed(self, key):
+        return key in self.before.values()
+
+    def leave(self, key):
+        """Make a key follow nothing."""
+        other = self.before.pop(key, None)
+        if other in self.passed and not self.is_followed(other):
+            self.passed.remove(other)
+            self.uses.insert(0, other)
+
+    def withdraw(self, key):
+        """Keep a key from being evicted."""
+        for keys in (self.uses, self.passed):
+            if key in keys:
+                keys.remove(key)
+
+    def victim(self):
+        while self.uses:
+            key = self.uses.pop(0)
+            if not self.is_followed(key):
+                return key
+            self.passed.append(key)
+        return None
+
     def lose(self, key):
         if self.gone is not None:
             self.gone.add(key)
@@ -45,16 +73,30 @@ class LaneMachine(RuleBasedStateMachine):
         assert sorted(taken) == sorted(self.gone or ())
         self.gone = set()
 
-    @rule(key=KEYS)
-    def take(self, key):
+    def follow(self, key, before):
+        other = before
+        while other is not None and other != key:
+            other = self.before.get(other)
+        if other is None:
+            self.before[key] = before
+
+    @rule(key=KEYS, before=st.none() | KEYS)
+    def take(self, key, before):
         if self.where.get(key) in ("published", "writing"):
             return
-        slot = self.lane.take(key)
-        if key in self.where or (len(self.where) == SLOTS and not self.uses):
+        slot = self.lane.take(key, before)
+        if key in self.where or (before is not None and self.where.get(before) not in ("published", "writing")):
             assert slot is None
             return
+        if before is not None:
+            self.follow(key, before)
         if len(self.where) == SLOTS:
-            victim = self.uses.pop(0)
+            victim = self.victim()
+            if victim is None:
+                assert slot is None
+                self.leave(key)
+                return
+            self.leave(victim)
             assert slot == self.slot.pop(victim)
             del self.where[victim]
             self.lose(victim)
@@ -64,8 +106,9 @@ class LaneMachine(RuleBasedStateMachine):
     @rule(key=KEYS)
     def touch(self, key):
         self.lane.touch(key)
-        if key in self.uses:
-            self.uses.append(self.uses.pop(self.uses.index(key)))
+        if key in self.uses or key in self.passed:
+            self.withdraw(key)
+            self.uses.append(key)
 
     @rule(key=KEYS, is_written=st.booleans())
     def end_write(self, key, is_written):
@@ -79,6 +122,7 @@ class LaneMachine(RuleBasedStateMachine):
             self.uses.append(key)
         else:
             self.lane.abandon(key)
+            self.leave(key)
             del self.where[key], self.slot[key]
 
     @rule(key=KEYS)
@@ -86,8 +130,7 @@ class LaneMachine(RuleBasedStateMachine):
         is_there = self.where.get(key) == "published"
         assert self.lane.hold(key) == is_there
         if is_there:
-            if key in self.uses:
-                self.uses.remove(key)
+            self.withdraw(key)
             self.lookups.append(key)
 
     @rule(key=KEYS)
@@ -109,8 +152,7 @@ class LaneMachine(RuleBasedStateMachine):
         assert slot == self.slot[key]
         if key in self.lookups:
             self.lookups.remove(key)
-        elif key in self.uses:
-            self.uses.remove(key)
+        self.withdraw(key)
         self.loads.append(key)
 
     @precondition(lambda self: self.loads)
@@ -122,6 +164,7 @@ class LaneMachine(RuleBasedStateMachine):
             assert self.lane.drop(key) == expected
             if expected is not None:
                 self.lose(key)
+                self.leave(key)
             self.where[key] = "dropped"
         self.lane.unpin(key)
         self.loads.remove(key)
@@ -133,8 +176,7 @@ class LaneMachine(RuleBasedStateMachine):
         is_there = self.where.get(key) == "published"
         assert self.lane.pin(key) == is_there
         if is_there:
-            if key in self.uses:
-                self.uses.remove(key)
+            self.withdraw(key)
             self.loads.append(key)
 
     @rule(key=KEYS)
@@ -145,8 +187,9 @@ class LaneMachine(RuleBasedStateMachine):
         assert self.lane.drop(key) == self.slot[key]
         self.lose(key)
         self.where[key] = "dropped"
-        if key in self.uses:
-            self.uses.remove(key)
+        self.leave(key)
+        self.withdraw(key)
+        if not self.pins(key):
             del self.where[key], self.slot[key]
 
     @invariant()
@@ -164,6 +207,23 @@ TestLane.settings = settings(max_examples=60, stateful_step_count=40, deadline=N
 def test_a_reopened_lane_evicts_its_oldest_entries_first():
     lane = Lane(4, {b"b" * 17: 2, b"a" * 17: 0})
     assert [lane.take(bytes([n]) * 17) for n in range(5)] == [1, 3, 2, 0, None]
+    lane.check_invariants()
+
+
+def test_a_reopened_lane_evicts_an_entry_before_the_one_that_it_follows():
+    first, second, third = (bytes([n]) * 17 for n in range(3))
+    lane = Lane(3, {first: 0, second: 1, third: 2}, {second: first, third: second})
+    assert [lane.take(bytes([n]) * 17) for n in range(3, 7)] == [2, 1, 0, None]
+    lane.check_invariants()
+
+
+def test_links_close_no_circle_when_a_lost_entry_comes_back():
+    one, two, other = (bytes([n]) * 17 for n in range(3))
+    lane = Lane(2, {one: 0, two: 1}, {two: one})
+    lane.drop(one)
+    assert lane.take(one, before=two) == 0
+    lane.publish(one)
+    assert lane.take(other) == 1
     lane.check_invariants()
 
 

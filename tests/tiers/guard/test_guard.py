@@ -42,6 +42,33 @@ def test_it_is_a_block_store():
         assert (guard.medium, guard.name) == ("EXTERNAL", "memory")
 
 
+class PrefixStore(MemoryStore):
+    """A store that keeps prefixes, and notes what its entries follow."""
+
+    keeps_prefixes = True
+    before = ()
+
+    def submit_store(self, keys, pieces, *, before=None):
+        self.before = before
+        return super().submit_store(keys, pieces)
+
+
+def test_the_store_hears_which_entries_a_part_of_a_prefix_follows(kind, blocks):
+    store = PrefixStore(**kind)
+    keys = random_keys(8)
+    with Guard(store) as guard:
+        assert guard.keeps_prefixes
+        assert wait(guard, guard.submit_store(keys[1:], blocks.pieces()[1:], before=keys[:1])).ok.all()
+        np.testing.assert_array_equal(store.before, keys[:1])
+        stored(guard, blocks, keys)
+        assert store.before is None
+    with Guard(MemoryStore(**kind)) as guard:
+        assert not guard.keeps_prefixes
+        done = wait(guard, guard.submit_store(keys, blocks.pieces(), before=keys[:1]))
+        assert not done.ok.any()
+        assert "leave `before` out" in done.error
+
+
 def test_entries_come_back_with_their_bytes(kind, blocks):
     keys = random_keys(8)
     expected = blocks.payloads.copy()

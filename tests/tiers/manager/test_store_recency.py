@@ -6,7 +6,7 @@ import pytest
 from pagecore import ShapeError
 from pagecore.tiers.disk import DiskStore
 from pagecore.tiers.keys import content_chain, lane_keys
-from tests.tiers.manager.served import BLOCK, Served
+from tests.tiers.manager.served import BLOCK, LAYERS, WINDOWED, Served, vectors
 
 PROMPT = np.arange(100, 100 + 8 * BLOCK + 1, dtype=np.int32)
 
@@ -92,3 +92,51 @@ def test_save_takes_a_longest_prefix(tmp_path):
         with pytest.raises(ShapeError, match="max_tokens"):
             served.tiers.save(sequence, max_tokens=-1)
         served.cache.remove(sequence)
+
+
+def grow(served, sequence, ids):
+    """Append tokens to a sequence and compute them."""
+    served.cache.append_tokens([sequence], np.asarray([ids], np.int32))
+    begin = sequence.num_computed_tokens
+    batch = served.cache.prepare([sequence], len(sequence.tokens) - begin)
+    for layer in range(len(served.layers)):
+        new = vectors(sequence.tokens, None, layer)[begin:]
+        served.cache.write(layer, new, -new, batch)
+    served.cache.commit(batch)
+
+
+@pytest.mark.parametrize("layers", [LAYERS, WINDOWED], ids=["full", "window"])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_disk_never_has_a_hole_in_a_prefix(tmp_path, seed, layers):
+    draw = np.random.default_rng(seed)
+    prompts = [draw.integers(0, 1000, int(draw.integers(3, 14)) * BLOCK + 1).astype(np.int32) for _ in range(3)]
+    lanes = 1 if layers is LAYERS else 2
+    for _ in range(2):  # the second process finds what the first one left
+        with Served(
+            [lambda fingerprint: DiskStore(tmp_path, fingerprint=fingerprint, max_bytes=lanes * 11 * 4096)],
+            layers=layers,
+            num_blocks=129,
+            host_blocks=65,
+            write=draw.choice(["through", "second_hit", "on_release"]),
+        ) as served:
+            assert served.tiers.stores[0].store.num_slots == (8,) * lanes
+            running = []
+            for _ in range(25):
+                prompt = prompts[draw.integers(3)]
+                action = draw.random()
+                if action < 0.5 or not running:
+                    if len(running) < 2 and draw.random() < 0.5:
+                        running.append(served.tiers.add_sequence(prompt))
+                        grow(served, running[-1], draw.integers(0, 1000, 2))
+                    else:
+                        served.compute(prompt[: draw.integers(1, len(prompt) // BLOCK + 1) * BLOCK + 1])
+                elif action < 0.8:
+                    grow(served, running[-1], draw.integers(0, 1000, draw.integers(1, 3 * BLOCK)))
+                else:
+                    served.cache.remove(running.pop(0))
+                served.flush()
+                for tokens in [*prompts, *(sequence.tokens for sequence in running)]:
+                    there = on_disk(served, tokens)
+                    assert there == sorted(there, reverse=True), there
+            for sequence in running:
+                served.cache.remove(sequence)

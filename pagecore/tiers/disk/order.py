@@ -1,0 +1,95 @@
+"""The order in which a lane evicts its entries: by last use, and a prefix from its end."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping
+
+
+class EvictionOrder:
+    """Entries that may be evicted, and links between entries of one prefix.
+
+    An entry that others follow in their prefixes is not evicted before them: without it they are of no use. It counts
+    as used when they are. The order is exact: if such an entry is the least recently used, `pop` passes it over, and it
+    comes first again when its last follower goes, which was then the least recently used.
+
+    Invariants: an entry is in `_uses` or in `_passed`, not in both; each entry of `_passed` has followers;
+    `_num_followers` counts the values of `_before`; links have no circles. Each method takes constant time, amortised
+    over the uses, unless an entry comes back whose followers are still there.
+
+    Parameters
+    ----------
+    keys : iterable of bytes
+        Entries, the least recently used first.
+    before : mapping of bytes to bytes
+        The entry before an entry in its prefix, which need not exist.
+    """
+
+    def __init__(self, keys: Iterable[bytes], before: Mapping[bytes, bytes]) -> None:
+        self._uses: OrderedDict[bytes, None] = OrderedDict.fromkeys(keys)
+        self._passed: set[bytes] = set()
+        self._before: dict[bytes, bytes] = {}
+        self._num_followers: Counter[bytes] = Counter()
+        for key, other in before.items():
+            self.link(key, other)
+
+    def use(self, key: bytes) -> None:
+        """Add an entry as the most recently used, or make it so."""
+        self._passed.discard(key)
+        self._uses[key] = None
+        self._uses.move_to_end(key)
+
+    def discard(self, key: bytes) -> None:
+        """Leave an entry out until its next use; its link stays."""
+        self._passed.discard(key)
+        self._uses.pop(key, None)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._uses or key in self._passed
+
+    def keys(self) -> list[bytes]:
+        """Return the entries that may be evicted, the least recently used first."""
+        return [*self._passed, *self._uses]
+
+    def pop(self) -> bytes | None:
+        """Remove and return the entry to evict; None if others follow every entry or there is none."""
+        while self._uses:
+            key, _ = self._uses.popitem(last=False)
+            if key not in self._num_followers:
+                self.unlink(key)
+                return key
+            self._passed.add(key)
+        return None
+
+    def link(self, key: bytes, before: bytes) -> None:
+        """Note the entry before a new one; a link that would close a circle is left out."""
+        if key in self._num_followers:  # it was lost while others followed it
+            one: bytes | None = before
+            while one is not None and one != key:
+                one = self._before.get(one)
+            if one == key:
+                return
+        self._before[key] = before
+        self._num_followers[before] += 1
+
+    def unlink(self, key: bytes) -> None:
+        """Forget the entry before one that goes."""
+        before = self._before.pop(key, None)
+        if before is None:
+            return
+        self._num_followers[before] -= 1
+        if self._num_followers[before]:
+            return
+        del self._num_followers[before]
+        if before in self._passed:
+            self._passed.remove(before)
+            self._uses[before] = None
+            self._uses.move_to_end(before, last=False)
+
+    def faults(self) -> dict[str, bool]:
+        """Return the rules of the order, and whether each holds."""
+        return {
+            "an entry to evict is listed twice": not self._passed & self._uses.keys(),
+            "an entry was passed over that others do not follow": self._passed <= self._num_followers.keys(),
+            "followers are counted wrongly": self._num_followers == Counter(self._before.values()),
+        }
