@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from threading import Lock
 
 import numpy as np
 
+from pagecore.tiers.disk.batch import split_before
+from pagecore.tiers.disk.order import EvictionOrder
+from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.store import Done, Keys, Medium, Pieces, StoreStats
 
 __all__ = ["SimulatedStore"]
@@ -17,24 +19,28 @@ class SimulatedStore:
     """Implementation of `BlockStore` that remembers keys and sizes, and reads and writes no memory.
 
     Every batch ends at once. When the store is full, the entries used least recently make room; held ones stay. As in a
-    `DiskStore`, a batch uses its keys from the last to the first, so that a prefix is evicted from its end, and evicts
-    none of them.
+    `DiskStore`, a batch uses its keys from the last to the first and evicts none of them. With a fingerprint the store
+    keeps prefixes, as `PrefixKeeper` describes.
 
     Parameters
     ----------
     medium : {"DISK", "EXTERNAL"}
     max_bytes : int or None
         Capacity; None for an unbounded store.
+    fingerprint : Fingerprint, optional
     """
 
     can_touch = True
 
-    def __init__(self, medium: Medium, max_bytes: int | None = None) -> None:
+    def __init__(self, medium: Medium, max_bytes: int | None = None, fingerprint: Fingerprint | None = None) -> None:
+        self.keeps_prefixes = fingerprint is not None
+        self._fingerprint = fingerprint
         self.medium: Medium = medium
         self.name = f"simulated {medium.lower()}"
         self.max_bytes = max_bytes
         self.nbytes = 0
-        self._entries: OrderedDict[bytes, int] = OrderedDict()
+        self._entries: dict[bytes, int] = {}
+        self._order = EvictionOrder((), {})  # of the entries that are not held
         self._holds: dict[bytes, int] = {}
         self._ended: list[Done] = []
         self._num_tickets = 0
@@ -56,6 +62,7 @@ class SimulatedStore:
                 if key in self._entries:
                     ok[index] = True
                     self._holds[key] = self._holds.get(key, 0) + 1
+                    self._order.discard(key)
             self._counts["lookups"] += len(ok)
             self._counts["found"] += int(ok.sum())
             return self._end(ok)
@@ -65,24 +72,27 @@ class SimulatedStore:
         with self._lock:
             ok = np.zeros(len(keys), np.bool_)
             packed = _packed(keys)
-            self._use(packed)
             for index, key in enumerate(packed):
                 ok[index] = key in self._entries
                 self._unhold(key)
+            self._use(packed)
             self._counts["loaded"] += int(ok.sum())
             self._counts["failed"] += int((~ok).sum())
             self._counts["read"] += int(pieces[ok, 1].sum())
             return self._end(ok)
 
-    def submit_store(self, keys: Keys, pieces: Pieces) -> int:
+    def submit_store(self, keys: Keys, pieces: Pieces, *, before: Keys | None = None) -> int:
         """Remember keys; an entry for which there is no room is dropped."""
         with self._lock:
             ok = np.zeros(len(keys), np.bool_)
             packed = _packed(keys)
-            self._use(packed)
-            named = set(packed)
+            links: list[bytes | None] = [None] * len(packed)
+            if self._fingerprint is not None:
+                links = split_before(packed, before, self._fingerprint)
+            for key in packed:
+                self._order.discard(key)
             for index, (key, nbytes) in enumerate(zip(packed, pieces[:, 1].tolist(), strict=True)):
-                ok[index] = key in self._entries or self._add(key, nbytes, named)
+                ok[index] = key in self._entries or self._add(key, nbytes, links[index])
             self._use(packed)
             self._counts["stored"] += int(ok.sum())
             self._counts["dropped"] += int((~ok).sum())
@@ -96,7 +106,7 @@ class SimulatedStore:
     def unlock(self, keys: Keys) -> None:
         """Release holds."""
         with self._lock:
-            for key in _packed(keys):
+            for key in reversed(_packed(keys)):
                 self._unhold(key)
 
     def cancel(self, ticket: int) -> None:
@@ -140,16 +150,20 @@ class SimulatedStore:
 
     def _use(self, keys: list[bytes]) -> None:
         for key in reversed(keys):
-            if key in self._entries:
-                self._entries.move_to_end(key)
+            if key in self._entries and key not in self._holds:
+                self._order.use(key)
 
-    def _add(self, key: bytes, nbytes: int, named: set[bytes]) -> bool:
-        if self.max_bytes is not None:
-            while self.nbytes + nbytes > self.max_bytes:
-                oldest = next((one for one in self._entries if one not in self._holds and one not in named), None)
-                if oldest is None:
-                    return False
-                self.nbytes -= self._entries.pop(oldest)
+    def _add(self, key: bytes, nbytes: int, before: bytes | None) -> bool:
+        if before is not None:
+            if before not in self._entries:
+                return False
+            self._order.link(key, before)
+        while self.max_bytes is not None and self.nbytes + nbytes > self.max_bytes:
+            oldest = self._order.pop()
+            if oldest is None:
+                self._order.unlink(key)
+                return False
+            self.nbytes -= self._entries.pop(oldest)
         self._entries[key] = nbytes
         self.nbytes += nbytes
         self._counts["written"] += nbytes
@@ -159,8 +173,8 @@ class SimulatedStore:
         left = self._holds.get(key, 0) - 1
         if left > 0:
             self._holds[key] = left
-        else:
-            self._holds.pop(key, None)
+        elif self._holds.pop(key, None) is not None:
+            self._order.use(key)
 
     def _end(self, ok: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:
         self._num_tickets += 1

@@ -191,7 +191,7 @@ class ReplayTiers:
     def _open(self, medium: Medium, place: TierPlace, fingerprint: Fingerprint, trace_bytes: int) -> BlockStore:
         if place.target is None:
             nbytes = None if place.nbytes is None else int(place.nbytes / self._scale)
-            return SimulatedStore(medium, nbytes)
+            return SimulatedStore(medium, nbytes, fingerprint if medium == "DISK" else None)
         if medium == "DISK":
             return _open_disk(Path(place.target), fingerprint, trace_bytes)
         return _open_remote(place.target, fingerprint)

@@ -15,6 +15,7 @@ from pagecore.serving.replay.simulated_store import SimulatedStore
 from pagecore.serving.replay.tier_options import parse_bandwidth, parse_place
 from pagecore.serving.replay.trace import HASH_BLOCK
 from pagecore.serving.tables import replay_rows
+from pagecore.tiers.keys import Fingerprint, content_chain, lane_keys
 from tests.models.hybrids import HYBRIDS
 from tests.tiers.blocks import random_keys, wait
 
@@ -197,6 +198,23 @@ def test_a_batch_of_a_simulated_store_evicts_none_of_its_own_entries():
         assert wait(store, store.submit_store(keys[:2], pieces[:2])).ok.all()
         assert wait(store, store.submit_store(keys[[2, 4, 3, 5]], pieces[:4])).ok.tolist() == [True, True, True, False]
         assert wait(store, store.submit_lookup(keys)).ok.tolist() == [False, False, True, True, True, False]
+    finally:
+        store.close()
+
+
+def test_a_simulated_disk_evicts_a_prefix_from_its_end():
+    fingerprint = Fingerprint(model="m", lanes=("lane",), payload_bytes=(1000,), block_size=4)
+    store = SimulatedStore("DISK", 4000, fingerprint)
+    try:
+        chain = lane_keys(content_chain(fingerprint, np.arange(24)), 0)
+        other = lane_keys(content_chain(fingerprint, np.arange(100, 108)), 0)
+        pieces = np.array([[0, 1000]] * 6, np.uint64)
+        none = chain[:0]
+        assert wait(store, store.submit_store(chain[:3], pieces[:3], before=none)).ok.all()
+        assert wait(store, store.submit_store(chain[3:5], pieces[:2], before=chain[2:3])).ok.tolist() == [True, False]
+        assert wait(store, store.submit_store(chain[5:], pieces[:1], before=chain[4:5])).ok.tolist() == [False]
+        assert wait(store, store.submit_store(other, pieces[:2], before=none)).ok.all()
+        assert wait(store, store.submit_lookup(chain)).ok.tolist() == [True] * 2 + [False] * 4
     finally:
         store.close()
 
