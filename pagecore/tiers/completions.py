@@ -45,13 +45,13 @@ class Completions:
         """Return True if the ticket was issued and has not ended."""
         return ticket in self._pending
 
-    def end(self, ticket: int, ok: NDArray[np.bool_], error: str | None = None) -> bool:
+    def end(self, ticket: int, ok: NDArray[np.bool_], error: str | None = None, *, is_full: bool = False) -> bool:
         """End a ticket; return False if it has ended before."""
         with self._changed:
             if ticket not in self._pending:
                 return False
             self._pending.remove(ticket)
-            self._ended.append(Done(ticket, ok, error))
+            self._ended.append(Done(ticket, ok, error, is_full))
             if len(self._ended) == 1 and self._fd >= 0:
                 os.eventfd_write(self._fd, 1)
             self._changed.notify_all()

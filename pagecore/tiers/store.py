@@ -27,12 +27,15 @@ class Done:
         ``[n]``, one for each key: for a lookup, the entry is there and is held; for a load, all bytes are in the
         caller's memory and verified; for a store, the entry is published.
     error : str or None
-        Reason if a key failed for another reason than absence, or than a lack of room in a store that is well.
+        Reason if a key failed for another reason than absence.
+    is_full : bool
+        The store works, and only had no room for the entries that failed; a `Guard` does not count that as a failure.
     """
 
     ticket: int
     ok: NDArray[np.bool_]
     error: str | None = None
+    is_full: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ class Batch:
         Parts that have not ended: the transfers, and each key that another batch is writing.
     error : str or None
         First reason of a failure.
+    full : str or None
+        First reason why there was no slot for a key.
     """
 
     ticket: int
@@ -42,6 +44,7 @@ class Batch:
     present: list[bytes] = field(default_factory=list)
     num_awaited: int = 0
     error: str | None = None
+    full: str | None = None
 
     def fail(self, reason: str) -> None:
         """Keep the first reason of a failure."""
@@ -49,7 +52,8 @@ class Batch:
 
     def done(self) -> Done:
         """Return the end of the batch."""
-        return Done(self.ticket, np.array(self.ok, bool), self.error)
+        is_full = self.error is None and self.full is not None
+        return Done(self.ticket, np.array(self.ok, bool), self.error or self.full, is_full)
 
 
 def split_keys(keys: Keys, fingerprint: Fingerprint) -> list[bytes]:

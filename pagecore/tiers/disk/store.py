@@ -231,6 +231,8 @@ class DiskStore:
                 elif (slot := lane.take(key, links[i])) is not None:
                     batch.places.append(i)
                     operations.append((*self._slabs.place(key[-1], slot), key, *sources[i]))
+                else:
+                    batch.full = batch.full or f"lane {key[-1]} has no slot that may be evicted for an entry"
             _end_first(batch, operations)
             batch.num_awaited = len(operations) + len(shared)
             if not batch.num_awaited:

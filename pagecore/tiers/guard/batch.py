@@ -39,6 +39,7 @@ class Batch:
     parts: set[Part] = field(default_factory=set)
     error: str | None = None
     is_failure: bool = False
+    is_full: bool = False
     is_given_up: bool = False
     is_settled: bool = False
 
@@ -47,10 +48,11 @@ class Batch:
         """Bytes of the payloads that were admitted."""
         return int(self.sizes.sum())
 
-    def fail(self, error: str) -> None:
-        """Note a failure of the store; the first reason stays."""
+    def fail(self, error: str, *, is_full: bool = False) -> None:
+        """Note a failure of the store, or that it is full; the first reason stays."""
         self.error = self.error or error
-        self.is_failure = True
+        self.is_full = self.is_full or is_full
+        self.is_failure = self.is_failure or not is_full
 
 
 @dataclass(eq=False, slots=True)

@@ -266,7 +266,7 @@ class Core:
         batch = part.batch
         ok = done.ok
         if part.regions is not None:
-            self._free(part, ~ok, stuck=self.writes_late and done.error is not None)
+            self._free(part, ~ok, stuck=self.writes_late and done.error is not None and not done.is_full)
         if batch is None:  # the batch was abandoned
             if part.kind is Kind.LOOKUP:
                 self._unlock(Kind.LOAD, part.keys[ok])
@@ -274,7 +274,7 @@ class Core:
                 self._free(part)
             return
         if done.error is not None:
-            batch.fail(done.error)
+            batch.fail(done.error, is_full=done.is_full)
         if part.kind is Kind.LOAD and part.regions:
             self.jobs.append(part)
             return
@@ -320,7 +320,7 @@ class Core:
         self.batches.pop(batch.ticket, None)
         self._settle(batch, now)
         self.counters.count(batch)
-        self.completions.end(batch.ticket, batch.ok, batch.error)
+        self.completions.end(batch.ticket, batch.ok, batch.error, is_full=batch.is_full and not batch.is_failure)
 
     def _settle(self, batch: Batch, now: float) -> None:
         """Report the outcome of a batch to the breaker, once; a cancelled one has none."""

@@ -16,12 +16,12 @@ from pagecore.tiers.payload import FRAME_BYTES
 from pagecore.tiers.remote.directory_watch import DirectoryWatch
 from pagecore.tiers.remote.listing import ListedEntries, ListingReporter
 from pagecore.tiers.remote.master import ADMIN_PORT, Directory, check_master, hangs, split_address
-from pagecore.tiers.remote.store import Batch, Identity, checked_identity, checked_timeout
+from pagecore.tiers.remote.store import Batch, Full, Identity, checked_identity, checked_timeout
 from pagecore.tiers.remote.workers import Connection, WorkerStore
 from pagecore.tiers.store import Keys, Pieces
 
 # Results of Mooncake's client: a buffer that is too small for an object, absence, and an object that exists.
-INVALID, NOT_FOUND, EXISTS = -600, -704, -705
+NO_ROOM, INVALID, NOT_FOUND, EXISTS = -200, -600, -704, -705
 # A client that is closed asks the master, at this interval and for as long, whether it answers.
 HANG_SECONDS = 1.0
 
@@ -237,7 +237,8 @@ def _reason(codes: NDArray[np.int64]) -> str | None:
     if len(codes) == 0:
         return None
     advice = "check its master and the memory that clients lend"
-    return f"Mooncake failed for {len(codes)} keys with code {int(codes[0])}; {advice}"
+    reason = f"Mooncake failed for {len(codes)} keys with code {int(codes[0])}; {advice}"
+    return Full(reason) if (codes == NO_ROOM).all() else reason
 
 
 def _client() -> Any:

@@ -51,6 +51,12 @@ def checked_timeout(timeout: SupportsFloat, name: str = "timeout") -> float:
     return seconds
 
 
+class Full(str):
+    """Reason of keys that a store had no room for, although it works."""
+
+    __slots__ = ()
+
+
 @dataclass(eq=False, slots=True)
 class Batch:
     """One submission until its `Done`."""
@@ -61,7 +67,14 @@ class Batch:
     pieces: Pieces
     ok: NDArray[np.bool_]
     error: str | None = None
+    is_full: bool = False
     is_cancelled: bool = False
+
+    def note(self, reason: str | None) -> None:
+        """Note the reason of failed keys; the first one stays."""
+        if reason is not None:
+            self.is_full = isinstance(reason, Full) and (self.is_full or self.error is None)
+            self.error = self.error or reason
 
 
 class RemoteStore(ABC):
@@ -108,7 +121,7 @@ class RemoteStore(ABC):
             self._counts[batch.kind] += len(batch.ok)
             self._counts[f"{batch.kind} ok"] += int(batch.ok.sum())
             self._counts[f"{batch.kind} bytes"] += int(batch.pieces[batch.ok[: len(batch.pieces)], 1].sum())
-        self._completions.end(batch.ticket, batch.ok, batch.error)
+        self._completions.end(batch.ticket, batch.ok, batch.error, is_full=batch.is_full)
 
     # ---- BlockStore ----
 

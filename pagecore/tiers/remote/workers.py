@@ -26,7 +26,8 @@ class Connection(Protocol):
     """One connection to a server; all methods but `abort` are called by one thread.
 
     `lookup`, `load`, `store` and `remove` mark in `ok` each key that is done, and return a reason if a key failed for
-    another reason than absence. They raise when the connection is no longer usable.
+    another reason than absence: one of class `Full` if the server works and has no room. They raise when the connection
+    is no longer usable.
     """
 
     def open(self) -> None:
@@ -134,7 +135,7 @@ class WorkerStore(RemoteStore):
             error = self._carry_out(worker, task)
             with self._changed:
                 worker.task = None
-                task.batch.error = task.batch.error or error
+                task.batch.note(error)
                 self._end_task(task)
 
     def _end_task(self, task: _Task) -> None:

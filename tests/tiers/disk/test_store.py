@@ -240,7 +240,7 @@ def test_an_entry_is_not_stored_without_the_one_that_it_follows(tmp_path):
         done = put(store, range(6), before=[])
         assert done.ok.tolist() == [True] * 4 + [False] * 2
         done = put(store, [6, 7], before=[5])
-        assert (done.ok.tolist(), done.error) == ([False, False], None)
+        assert (done.ok.tolist(), done.is_full) == ([False, False], True)
         assert look(store, range(8)).ok.tolist() == [True] * 4 + [False] * 4
 
 
@@ -261,7 +261,8 @@ def test_a_batch_does_not_evict_what_it_found(tmp_path):
         put(store, [2])
         done = put(store, [2, 3, 4, 5, 6])
         assert done.ok.tolist() == [True, True, True, True, False]
-        assert done.error is None
+        assert done.is_full
+        assert "lane 0 has no slot" in done.error
         assert get(store, range(2, 6)).ok.all()
         put(store, [7])
         assert look(store, range(2, 8)).ok.tolist() == [True, True, True, False, False, True]
@@ -285,7 +286,7 @@ def test_a_store_without_room_is_not_a_failure_of_the_disk(tmp_path):
         for _ in range(4):
             done = finish(guard, guard.submit_store(keys, memory.pieces))
             assert done.ok.tolist() == [True, True, False, False]
-            assert done.error is None
+            assert done.is_full
         assert guard.health().breaker == "closed"
         assert finish(guard, guard.submit_lookup(keys)).ok.tolist() == [True, True, False, False]
 
@@ -295,7 +296,7 @@ def test_held_entries_stay(store):
     assert look(store, range(6)).ok.all()
     done = put(store, range(100, 104))
     assert done.ok.tolist() == [True, True, False, False]
-    assert done.error is None
+    assert "lane 0 has no slot" in done.error
     assert store.stats().num_held == 6
     store.unlock(keys_of(store, [0, 1]))
     store.unlock(keys_of(store, [0, 50]))  # holds that are not there are ignored

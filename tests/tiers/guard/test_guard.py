@@ -69,6 +69,29 @@ def test_the_store_hears_which_entries_a_part_of_a_prefix_follows(kind, blocks):
         assert "leave `before` out" in done.error
 
 
+class FullStore(MemoryStore):
+    """A store that has room for nothing more."""
+
+    def submit_store(self, keys, pieces):
+        ticket = self._completions.open()
+        self._completions.end(ticket, np.zeros(len(keys), bool), "no room", is_full=True)
+        return ticket
+
+
+def test_a_full_store_still_serves_loads(kind, blocks):
+    keys = random_keys(8)
+    data = {}
+    with Guard(MemoryStore(**kind, data=data)) as guard:
+        stored(guard, blocks, keys)
+    with Guard(FullStore(**kind, data=data)) as guard:
+        for _ in range(4):
+            done = wait(guard, guard.submit_store(random_keys(8), blocks.pieces()))
+            assert (done.ok.any(), done.error, done.is_full) == (False, "no room", True)
+        assert guard.health().breaker == "closed"
+        assert guard.health().lost_bytes == 0
+        assert wait(guard, guard.submit_load(keys, blocks.pieces())).ok.all()
+
+
 def test_entries_come_back_with_their_bytes(kind, blocks):
     keys = random_keys(8)
     expected = blocks.payloads.copy()

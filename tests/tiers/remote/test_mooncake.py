@@ -179,6 +179,16 @@ def test_a_guard_verifies_in_registered_staging_memory(master):
         guard.close()
 
 
+def test_a_cluster_without_memory_is_full_and_no_failure(private_master):
+    address = f"127.0.0.1:{private_master.server.port}"
+    with Guard(MooncakeStore(address, fingerprint=fingerprint()), deadline=Deadline(20.0)) as guard:
+        for _ in range(4):
+            done = wait(guard, guard.submit_store(random_keys(2), Blocks(2, NBYTES).pieces()))
+            assert (done.ok.any(), done.is_full) == (False, True)
+        assert guard.health().breaker == "closed"
+        assert guard.health().lost_bytes == 0
+
+
 def test_bad_arguments_are_refused(master, store):
     identity = fingerprint()
     for address in ("", "host", "host:x", "host:0", "host:70000", 5, None):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pagecore.errors import ShapeError, StoreError, UnsupportedOption
+from pagecore.tiers.guard import Deadline, Guard
 from pagecore.tiers.remote.resp import RespStore
 from pagecore.tiers.remote.resp.address import Address
 from pagecore.tiers.remote.resp.connection import RespConnection, encode
@@ -168,8 +169,10 @@ def test_a_full_server_fails_stores_with_a_remedy_and_serves_loads(private_resp)
     blocks = Blocks(40, LARGE)
     expected = blocks.fill(0)
     assert command(private_resp.url, b"CONFIG", b"SET", b"maxmemory", b"6mb") == b"+OK"
-    with RespStore(private_resp.url, fingerprint=fingerprint()) as store:
+    with Guard(RespStore(private_resp.url, fingerprint=fingerprint()), deadline=Deadline(20.0)) as store:
         done = wait(store, store.submit_store(keys, blocks.pieces()))
+        for _ in range(3):
+            assert wait(store, store.submit_store(keys[~done.ok], blocks.pieces()[~done.ok])).is_full
         assert 0 < done.ok.sum() < 40
         assert "set maxmemory-policy to allkeys-lru" in done.error
         blocks.poison()

@@ -15,6 +15,7 @@ from typing import Any
 
 from pagecore.errors import StoreError
 from pagecore.tiers.remote.resp.address import Address
+from pagecore.tiers.remote.store import Full
 
 # Bytes received at once for lines of replies; what follows of a payload in it is copied.
 LINES = 4096
@@ -37,6 +38,15 @@ REMEDIES = {
 
 class ReplyError(StoreError):
     """The server answered a command with an error; the connection remains usable."""
+
+    @property
+    def reason(self) -> str:
+        """The message, as `Full` if the server has no memory left."""
+        return Full(self) if self.code == "OOM" else str(self)
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class ProtocolError(StoreError):
@@ -266,8 +276,9 @@ class RespConnection:
 
     def _reply_error(self, line: bytes) -> ReplyError:
         text = line[1:].decode(errors="replace")
-        remedy = REMEDIES.get(text.split(" ")[0])
-        return ReplyError(f"{self.address.name} answered: {text}" + (f"; {remedy}" if remedy else ""))
+        code = text.split(" ")[0]
+        remedy = f"; {REMEDIES[code]}" if code in REMEDIES else ""
+        return ReplyError(f"{self.address.name} answered: {text}{remedy}", code)
 
     # ---- end ----
 

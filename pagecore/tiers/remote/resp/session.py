@@ -105,7 +105,7 @@ class RespSession:
             try:
                 ok[index] = self._connection.line() in (b"+OK", b"$-1")
             except ReplyError as reply:
-                error = str(reply)
+                error = reply.reason
         return error
 
     def remove(self, keys: Keys, ok: NDArray[np.bool_]) -> str | None:
