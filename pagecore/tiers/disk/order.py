@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 class EvictionOrder:
     """Entries that may be evicted, and links between entries of one prefix.
 
-    An entry that others follow in their prefixes is not evicted before them: without it they are of no use. It counts
-    as used when they are. The order is exact: if such an entry is the least recently used, `pop` passes it over, and it
-    comes first again when its last follower goes, which was then the least recently used.
+    An entry that others follow in their prefixes is not evicted before them, because they cannot be served without it,
+    and counts as used when they are. If such an entry is the least recently used, `pop` passes it over; it comes first
+    again when its last follower goes, which was then the least recently used.
 
     Invariants: an entry is in `_uses` or in `_passed`, not in both; each entry of `_passed` has followers;
     `_num_followers` counts the values of `_before`; links have no circles. Each method takes constant time, amortised
@@ -27,7 +27,7 @@ class EvictionOrder:
 
     def __init__(self, keys: Iterable[bytes], before: Mapping[bytes, bytes]) -> None:
         self._uses: OrderedDict[bytes, None] = OrderedDict.fromkeys(keys)
-        self._passed: set[bytes] = set()
+        self._passed: dict[bytes, None] = {}
         self._before: dict[bytes, bytes] = {}
         self._num_followers: Counter[bytes] = Counter()
         for key, other in before.items():
@@ -35,13 +35,13 @@ class EvictionOrder:
 
     def use(self, key: bytes) -> None:
         """Add an entry as the most recently used, or make it so."""
-        self._passed.discard(key)
+        self._passed.pop(key, None)
         self._uses[key] = None
         self._uses.move_to_end(key)
 
     def discard(self, key: bytes) -> None:
         """Leave an entry out until its next use; its link stays."""
-        self._passed.discard(key)
+        self._passed.pop(key, None)
         self._uses.pop(key, None)
 
     def __contains__(self, key: bytes) -> bool:
@@ -58,7 +58,7 @@ class EvictionOrder:
             if key not in self._num_followers:
                 self.unlink(key)
                 return key
-            self._passed.add(key)
+            self._passed[key] = None
         return None
 
     def link(self, key: bytes, before: bytes) -> None:
@@ -82,14 +82,14 @@ class EvictionOrder:
             return
         del self._num_followers[before]
         if before in self._passed:
-            self._passed.remove(before)
+            del self._passed[before]
             self._uses[before] = None
             self._uses.move_to_end(before, last=False)
 
     def faults(self) -> dict[str, bool]:
         """Return the rules of the order, and whether each holds."""
         return {
-            "an entry to evict is listed twice": not self._passed & self._uses.keys(),
-            "an entry was passed over that others do not follow": self._passed <= self._num_followers.keys(),
+            "an entry to evict is listed twice": not self._passed.keys() & self._uses.keys(),
+            "an entry was passed over that others do not follow": self._passed.keys() <= self._num_followers.keys(),
             "followers are counted wrongly": self._num_followers == Counter(self._before.values()),
         }
