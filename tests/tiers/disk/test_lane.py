@@ -217,6 +217,21 @@ def test_a_reopened_lane_evicts_an_entry_before_the_one_that_it_follows():
     lane.check_invariants()
 
 
+def test_an_entry_comes_first_again_when_its_last_follower_has_gone():
+    first, second, other = (bytes([n]) * 17 for n in range(3))
+    lane = Lane(3, {first: 0, second: 1, other: 2}, {second: first})
+    assert [lane.take(bytes([n]) * 17) for n in range(3, 6)] == [1, 0, 2]
+    lane.check_invariants()
+
+
+def test_an_entry_whose_follower_was_lost_may_be_evicted():
+    first, second, other = (bytes([n]) * 17 for n in range(3))
+    lane = Lane(2, {first: 0, second: 1}, {second: first})
+    assert lane.drop(second) == 1
+    assert [lane.take(other), lane.take(bytes([3]) * 17)] == [1, 0]
+    lane.check_invariants()
+
+
 def test_links_close_no_circle_when_a_lost_entry_comes_back():
     one, two, other = (bytes([n]) * 17 for n in range(3))
     lane = Lane(2, {one: 0, two: 1}, {two: one})
