@@ -22,19 +22,19 @@ from __future__ import annotations
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from pagecore.errors import InvalidSequence, ShapeError, UnsupportedOption
-from pagecore.serving.scheduling.crossing import batch_tokens, check_cross, check_retention
+from pagecore.errors import ShapeError
+from pagecore.serving.scheduling.crossing import batch_tokens
 from pagecore.serving.scheduling.drafts import Proposed, read_drafts
 from pagecore.serving.scheduling.limits import choose_limits
 from pagecore.serving.scheduling.outputs import find_drafts, find_ended, find_unknown, list_outputs, sort_outputs
 from pagecore.serving.scheduling.protocol import read_flags, require_room, require_step
-from pagecore.serving.scheduling.request import Request, Run, token_ids
+from pagecore.serving.scheduling.request import token_ids
+from pagecore.serving.scheduling.request_calls import SchedulerRequests
 from pagecore.serving.scheduling.roster import Roster
 from pagecore.serving.scheduling.selection import prepare_step
 from pagecore.serving.scheduling.step import Step, StepState
 from pagecore.serving.scheduling.verified import is_table, read_accepted, read_id_rows, sort_id_rows
-from pagecore.serving.scheduling.view import SchedulerView
-from pagecore.storage.checks import flag, shown
+from pagecore.storage.checks import flag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,11 +44,12 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from pagecore.cache import PagedKVCache, SwapSpace
+    from pagecore.serving.scheduling.request import Run
 
 __all__ = ["Scheduler"]
 
 
-class Scheduler(SchedulerView):
+class Scheduler(SchedulerRequests):
     """Continuous batching: `add`, then `schedule`, `commit`, `accept` until `schedule` returns None.
 
     `schedule` returns a step, the engine computes it, `commit` marks its tokens as computed, and `accept` takes the
@@ -195,143 +196,12 @@ class Scheduler(SchedulerView):
         self.max_running = limits.max_running
         self.max_tokens_per_step = limits.max_tokens_per_step
         self.max_length = limits.max_length
-        self._num_added = 0
-        self._has_stops = False
         # On a device the next step overwrites the batch in the order of the stream, at addresses that graphs rely on.
         num_batches = 2 if overlap and getattr(cache, "device", "cpu") in ("cpu", "none") else 1
         cross = [tokens for tokens in (batch_tokens(cache, limits.max_running),) if tokens]
         trees = {"max_tree_tokens": limits.tree_tokens} if limits.tree_tokens else {}
         batches = [cache.make_batch(limits.max_running, limits.budget, *cross, **trees) for _ in range(num_batches)]
         self._roster = Roster(cache, batches, swap_space, limits.ratios, policy)
-
-    # -- requests ------------------------------------------------------------------------------------------------
-
-    def add(self, request: Request) -> Run:
-        """Queue a request.
-
-        Returns
-        -------
-        Run
-            The first sample of the request; the others appear in `Step.outputs` when the prompt is computed.
-
-        Raises
-        ------
-        RequestError
-            The cache cannot hold the request even alone, or the request has more samples than can run at once; nothing
-            is queued.
-        UnsupportedOption
-            `request` is not a Request, has encoder tokens for a cache without cross attention, or has none for a cache
-            with it; a `cache_priority` for a cache with another policy than "priority".
-        ShapeError
-            A `cache_priority` or `cache_time_to_live` out of range.
-        """
-        roster = self._settled()
-        if not isinstance(request, Request):
-            raise UnsupportedOption(f"expected a Request, got {shown(request)}")
-        self.check_request(request.id, len(request.prompt), request.max_new_tokens, request.samples)
-        check_cross(request.id, getattr(self.cache, "max_cross_tokens", None), request.cross_tokens)
-        check_retention(self.cache, request)
-        samples = request.samples if request.max_new_tokens else 1
-        run = Run(request, samples=samples, owner=self, arrival=self._num_added)
-        run.waits_since = roster.num_steps
-        self._num_added += 1
-        self._has_stops = self._has_stops or bool(run.stops)
-        roster.add(run)
-        return run
-
-    def check_request(self, id: object, num_prompt_tokens: int, max_new_tokens: int, samples: int = 1) -> None:
-        """Check the lengths of a request before it is made.
-
-        Parameters
-        ----------
-        id : object
-            Name of the request in the error message.
-        num_prompt_tokens, max_new_tokens, samples : int
-            As in `Request`; `num_prompt_tokens` is the length of its prompt.
-
-        Raises
-        ------
-        RequestError
-            `add` would refuse such a request.
-        ShapeError
-            A length or count is not an integer in its range.
-        """
-        self._limits.check_request(id, num_prompt_tokens, max_new_tokens, samples)
-
-    def cancel(self, run: Run) -> bool:
-        """End a run in any state and free its blocks at once, also while its step is in flight.
-
-        That step then writes nothing for the run, and `accept` drops its id. `Run.tokens` keeps the generated tokens.
-
-        Parameters
-        ----------
-        run : Run
-            A run that `add` returned, or a sample from `Step.outputs`. Until the prompt is computed, the first sample
-            represents the whole request and cancels all samples.
-
-        Returns
-        -------
-        bool
-            False if the run had already finished or was cancelled; nothing is changed then.
-
-        Raises
-        ------
-        InvalidSequence
-            `run` is not a run of this scheduler.
-        """
-        roster = self._settled()
-        if not isinstance(run, Run):
-            raise InvalidSequence(f"expected a Run (as returned by add), got {shown(run)}")
-        if run.owner is not self:
-            raise InvalidSequence(f"{run!r} belongs to another scheduler; cancel it there")
-        if run.has_ended:
-            return False
-        roster.cancel(run)
-        return True
-
-    def preempt_all(self, *, swap: bool = True) -> list[Run]:
-        """Move all running runs to the front of the queue, so that no request holds memory of the cache.
-
-        Call it before `PagedKVCache.release_memory`, or before the model gets other weights. The next `schedule` admits
-        the runs again, in the same order. An exception may leave some of them running: call it again then.
-
-        Parameters
-        ----------
-        swap : bool
-            If True, runs go to the swap space while it has room and continue where they were. If False, and for the
-            other runs, their tokens so far become their prompts; the runs that are in the swap space leave it, too.
-            With other weights, also call `PagedKVCache.clear_prefix_cache`, or the prompts find what was computed with
-            the old ones.
-
-        Returns
-        -------
-        list of Run
-            The runs that were running, in order of admission.
-
-        Raises
-        ------
-        InvalidSequence
-            A step is open; nothing is changed.
-        UnsupportedOption
-            `swap` is not True or False.
-
-        Notes
-        -----
-        As vLLM's ``reset_prefix_cache(reset_running_requests=True)``, and SGLang's ``pause_generation`` that retracts.
-        """
-        roster = self._settled()
-        swap = flag("swap", swap)
-        if roster.steps:
-            raise InvalidSequence("a step is open; accept or abandon it, then preempt the runs")
-        held = roster.pinned if swap else [run for run in roster.waiting if run.held is not None]
-        for run in list(held):
-            roster.unpin(run)
-        running = list(roster.running)
-        for run in reversed(running):
-            roster.preempt(run, swap=swap, is_retraction=False)
-        return running
-
-    # -- a step --------------------------------------------------------------------------------------------------
 
     def schedule(self, drafts: Proposed | Mapping[Run, Proposed] | None = None) -> Step | None:
         """Choose the next step and allocate its blocks.
