@@ -216,7 +216,7 @@ class Bench:
     def _rounds(self, works: list[Work | Job], effort: Effort) -> list[list[float]]:
         """Return the seconds of a call of each work, round by round."""
         times: list[list[float]] = [[] for _ in works]
-        with _collector_at_rest():
+        with collector_at_rest():
             loops = [self._loops(work) for work in works]
             ahead = list(range(len(works)))
             start, done = self._clock(), 0
@@ -264,7 +264,7 @@ def _number(value: float) -> str:
 
 
 @contextmanager
-def _collector_at_rest() -> Iterator[None]:
+def collector_at_rest() -> Iterator[None]:
     """Disable garbage collection."""
     enabled = gc.isenabled()
     gc.collect()
