@@ -35,6 +35,7 @@ class Row:
         self.sequence, self.siblings = None, []
         self.is_prompt, self.state = True, "waiting"
         self.preemptions, self.since, self.shared_at = 0, 0, -1
+        self.matched = self.matched_at = -1
         self.came_late = parent is not None and parent.came_late
 
     @property
@@ -75,7 +76,7 @@ class SchedulerModel:
         self.running, self.waiting, self.open, self.delays = [], [], [], []
         self.pinned = None
         self.must_accept = False
-        self.steps = self.preemptions = self.swaps = 0
+        self.steps = self.preemptions = self.swaps = self.prompt_steps = 0
         self.batch = cache.make_batch(self.max_running, self.budget)
         self.drafts, self.decode_counts = {}, {}
         self.drafted = [0, 0, 0]
@@ -226,7 +227,10 @@ class SchedulerModel:
         if self.policy == "priority":
             return late + sorted(fresh, key=lambda row: (-row.request.priority, row.request.id, row.sample))
         if self.policy == "lpm":
-            return late + sorted(fresh, key=lambda row: (row.preemptions == 0, -self.match(row)))
+            for row in self.waiting:
+                if row.matched_at != self.prompt_steps:
+                    row.matched, row.matched_at = self.match(row), self.prompt_steps
+            return late + sorted(fresh, key=lambda row: (row.preemptions == 0, -row.matched))
         return list(self.waiting)
 
     def is_late(self, row):
@@ -364,7 +368,7 @@ class SchedulerModel:
             self.cache.remove(row.sequence)
             row.sequence = None
         row.is_prompt, row.state, row.since = True, "waiting", self.steps
-        row.preemptions += 1
+        row.preemptions, row.matched_at = row.preemptions + 1, -1
         self.preemptions += 1
         self.running.remove(row)
         self.waiting.insert(0, row)
@@ -405,6 +409,7 @@ class SchedulerModel:
             elif row.state == "running" and row.samples > 1:
                 row.samples, row.forked = 1, 1
                 row.siblings = []
+        self.prompt_steps += step.num_decodes < len(step.rows)
         step.is_committed = True
 
     def accept(self, step, ids, flags):

@@ -38,6 +38,23 @@ def test_the_longest_cached_prefix_goes_first_and_is_looked_up_again():
     assert runs[3].num_reused_tokens == 20
 
 
+def test_lpm_looks_prefixes_up_again_after_prompts_but_not_after_decodes(monkeypatch):
+    cache = FakeCache(17, block_size=4)
+    scheduler = Scheduler(cache, policy="lpm", headroom=0.0)
+    asked, match_length = [], cache.match_length
+    monkeypatch.setattr(cache, "match_length", lambda ids, **options: asked.append(ids) or match_length(ids, **options))
+    for number, prompt in enumerate([36, *[50] * 9]):
+        scheduler.add(request(number, prompt, 12))
+    lookups = []
+    for _ in range(6):
+        asked.clear()
+        advance(scheduler)
+        lookups.append(len(asked))
+    assert scheduler.num_waiting == 9  # they do not fit
+    assert min(lookups[:2]) >= 9
+    assert lookups[2:] == [0, 0, 0, 0]
+
+
 def test_the_largest_priority_goes_first_and_the_smallest_is_preempted():
     cache = FakeCache(9, block_size=2, max_sequences=3, prefix_cache=False)
     scheduler = Scheduler(cache, policy="priority", max_running=2, headroom=0.0)

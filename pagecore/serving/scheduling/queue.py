@@ -78,11 +78,15 @@ class Queue:
         return run.waits_since <= self._late
 
     def _match(self, roster: Roster) -> list[Run]:
-        """Return the oldest runs in the order of "lpm"; look up prefixes again if the cache may have changed."""
+        """Return the oldest runs in the order of "lpm"; look up their prefixes again once prompts were computed.
+
+        Decodes evict blocks and add the tokens that they generate, which few prompts contain; a lookup of all these
+        runs takes milliseconds if their prompts are long, so that decodes alone do not cause one.
+        """
         runs = list(islice(self._waiting, MATCHED_MAX))
         for run in runs:
-            if run.match_news != roster.news:
+            if run.matched_at != roster.num_prompt_steps:
                 run.match_length = roster.cache.match_length(run.tokens, **match_options(run.request))
-                run.match_news = roster.news
+                run.matched_at = roster.num_prompt_steps
         runs.sort(key=lambda run: (0, 0, 0) if self.is_late(run) else (1, run.num_preemptions == 0, -run.match_length))
         return runs

@@ -229,7 +229,7 @@ class Run:
         "held",
         "last_length",
         "match_length",
-        "match_news",
+        "matched_at",
         "num_preemptions",
         "num_reused_tokens",
         "owner",
@@ -278,8 +278,8 @@ class Run:
         self.waits_since = 0  # step in which it joined the queue
         self.shared_at = -1  # cached tokens at which it waited for an equal prompt
         self.pinned_news = -1  # news of the roster at which its prefix was pinned
-        self.match_news = -1  # news of the roster at which `match_length` was read
-        self.match_length = 0
+        self.match_length = 0  # tokens of its cached prefix, as "lpm" found them
+        self.matched_at = -1  # prompt steps of the roster at that time
 
     @property
     def sequence(self) -> Sequence:

@@ -68,7 +68,9 @@ class Roster:
     reuse : Reuse
     speculation : Speculation
     news : int
-        Number of changes after which the prefix cache may hold other prefixes of waiting runs.
+        Number of changes after which the next run may find a longer cached prefix, or more memory.
+    num_prompt_steps : int
+        Number of committed steps that computed prompts.
     """
 
     def __init__(
@@ -85,8 +87,6 @@ class Roster:
         self.swap_space = swap_space
         self.ratios = ratios
         self.ratio = None if ratios is None else ratios.first
-        # Every commit counts as news, not only those of prompts.
-        self.follows_tree = policy == "lpm"
         self.running: dict[Run, None] = {}
         self.waiting: OrderedDict[Run, None] = OrderedDict()
         self.by_priority: list[Run] | None = [] if policy == "priority" else None
@@ -99,7 +99,7 @@ class Roster:
         self.num_preemptions = self.num_swaps = self.num_forks = 0
         self.reuse = Reuse()
         self.speculation = Speculation()
-        self.news = 0
+        self.news = self.num_prompt_steps = 0
         self._journal = Journal()
 
     def settle(self) -> None:
@@ -237,6 +237,7 @@ class Roster:
             self.num_preemptions = preemptions
             self.num_swaps = swaps + is_saved
             run.waits_since = self.num_steps
+            run.matched_at = -1
             self.ratio = ratio
             self.news = news
 
@@ -278,7 +279,7 @@ class Roster:
                 # A sample that is not forked yet follows the first sample and has no sequence.
                 samples.setdefault(run.parent if run.parent and run.held is None else run, []).append(run)
         forks = self.num_forks + sum(len(runs) - 1 for runs in samples.values())
-        news = self.news + (bool(prompts) or self.follows_tree)
+        news, prompt_steps = self.news + bool(prompts), self.num_prompt_steps + bool(prompts)
         counts, speculation = None, self.speculation
         if accepted is not None:
             counts = accepted.counts
@@ -297,7 +298,7 @@ class Roster:
                 # Samples are adjacent.
                 self.running = {run: None for first in self.running for run in samples.get(first, (first,))}
             self.num_forks = forks
-            self.news = news
+            self.news, self.num_prompt_steps = news, prompt_steps
             self.speculation = speculation
             step.accepted = counts
             step.state = StepState.COMMITTED

@@ -93,9 +93,9 @@ class Scheduler(SchedulerRequests):
     overlap : bool
         If True, one step may be scheduled before the ids of the step before it are accepted.
     policy : str
-        Order of admission: "fcfs", by arrival; "lpm", the longest cached prefix first, looked up again when the prefix
-        cache has changed, for the 128 oldest requests of the queue; "priority", the largest `Request.priority` first.
-        Under "priority" the smallest priority is preempted first.
+        Order of admission: "fcfs", by arrival; "lpm", the longest cached prefix first, for the 128 oldest requests of
+        the queue, whose prefixes are looked up again when a step has computed prompts; "priority", the largest
+        `Request.priority` first. Under "priority" the smallest priority is preempted first.
     max_wait_steps : int
         Steps in the queue after which a run is late: late runs go before all others, in the order of the queue, and
         under "priority" a run that came late is not preempted for its priority. This bounds starvation under "lpm" and
