@@ -329,7 +329,11 @@ class SchedulerModel:
 
     def future(self, row):
         ratio = 1.0 if row.request.ignore_eos else self.ratio
-        return max(math.ceil(ratio * row.request.max_new_tokens - row.generated), 0) * row.samples
+        tokens = max(math.ceil(ratio * row.request.max_new_tokens - row.generated), 0)
+        # The blocks of each sample but the first, token by token: those of the whole prompt are shared.
+        size, end = self.cache.block_size, len(row.tokens) + tokens
+        own = {place // size for place in range(len(row.tokens) // size * size, end)} if tokens else ()
+        return tokens + (row.samples - 1) * len(own) * size
 
     def preempt(self, missing):
         victims = self.running[::-1]

@@ -35,6 +35,17 @@ def test_admission_leaves_room_for_future_tokens(ratio, ignore_eos, admitted):
     assert len(scheduler.schedule().runs) == admitted
 
 
+@pytest.mark.parametrize(("num_blocks", "admitted"), [(8, 1), (9, 2)])
+def test_each_sample_needs_blocks_of_its_own_after_the_whole_blocks_of_the_prompt(num_blocks, admitted):
+    # The first request takes 4 blocks. The other shares one block of its prompt, and each sample writes one more.
+    scheduler = Scheduler(FakeCache(num_blocks, block_size=4), headroom=0.0, new_token_ratio=1.0)
+    scheduler.add(Request(0, np.arange(5), 9, ignore_eos=True))
+    scheduler.add(Request(1, np.arange(5) + 100, 2, 3, ignore_eos=True))
+    assert len(advance(scheduler)[0]) == admitted
+    assert len(drain(scheduler)) == 4
+    assert not scheduler.num_preemptions
+
+
 def test_a_run_alone_is_admitted_whatever_it_may_generate():
     scheduler = Scheduler(FakeCache(4, block_size=4), headroom=1.0, new_token_ratio=1.0)
     run = scheduler.add(request(0, 9, 4))

@@ -281,13 +281,13 @@ class Admission:
         return self._roster.cache.shortage(sequences, needs, step_tokens=self._limits.prompt_tokens)
 
     def _with_future(self, runs: list[Run], needs: list[int]) -> list[int]:
-        """Add the tokens that runs are expected to generate, up to the longest sequence that the cache can hold."""
+        """Add the slots of tokens to be generated, up to the longest sequence that the cache can hold."""
         ratio = self._roster.ratio
         if ratio is None:
             return needs
-        last = self._limits.max_length
+        last, block_size = self._limits.max_length, self._roster.cache.block_size
         return [
-            min(need + count_future(run, ratio), last - run.sequence.num_computed_tokens)
+            min(need + count_future(run, ratio, block_size), last - run.sequence.num_computed_tokens)
             for run, need in zip(runs, needs, strict=True)
         ]
 

@@ -12,7 +12,7 @@ from math import ceil, isfinite
 from typing import TYPE_CHECKING
 
 from pagecore.errors import ShapeError
-from pagecore.storage.checks import as_float
+from pagecore.storage.checks import as_float, ceil_div
 
 if TYPE_CHECKING:
     from pagecore.serving.scheduling.request import Run
@@ -68,11 +68,17 @@ def ratio_after_retraction(runs: Iterable[Run]) -> float:
     return min((generated + RETRACT_STEPS * count) / (total + 1), 1.0)
 
 
-def count_future(run: Run, ratio: float) -> int:
-    """Return the tokens that a run is expected to generate still, beyond those that are known.
+def count_future(run: Run, ratio: float, block_size: int) -> int:
+    """Return the slots that a run is expected to need beyond those of the tokens that are known.
 
-    A run that represents several samples counts those of each.
+    They are the tokens that it is expected to generate still. Of a run that represents several samples, all but the
+    first need blocks of their own from the end of the prompt on, which start with the prompt's last, partial block.
     """
     most = run.request.max_new_tokens
     share = 1.0 if run.request.ignore_eos else ratio
-    return max(ceil(share * most - run.num_generated), 0) * run.samples
+    tokens = max(ceil(share * most - run.num_generated), 0)
+    if run.samples == 1 or not tokens:
+        return tokens
+    prompt = len(run.tokens)
+    own_blocks = ceil_div(prompt + tokens, block_size) - prompt // block_size
+    return tokens + (run.samples - 1) * own_blocks * block_size
