@@ -179,7 +179,7 @@ class SchedulerModel:
             if max(lacking, missing) <= 0 or row.request.priority - other.request.priority <= self.threshold:
                 break
             lacking -= other.samples
-            missing -= self.freed(other)
+            missing -= self.freed(other, 0 if self.ratio is None else self.future(other))
             victims.append(other)
         return victims if max(lacking, missing) <= 0 else []
 
@@ -348,8 +348,8 @@ class SchedulerModel:
             if freed >= missing:
                 return
 
-    def freed(self, row):
-        slots = max(row.sequence.num_tokens, row.sequence.capacity)
+    def freed(self, row, future=0):
+        slots = max(row.sequence.num_tokens + future, row.sequence.capacity)
         return math.ceil(slots / self.cache.block_size) + (row.request.samples > 1)
 
     def preempt_all(self, swap):

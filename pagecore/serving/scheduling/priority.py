@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from pagecore.serving.scheduling.future import count_future
 from pagecore.storage.checks import ceil_div
 
 if TYPE_CHECKING:
     from pagecore.serving.scheduling.admission import Admission
     from pagecore.serving.scheduling.limits import Limits
     from pagecore.serving.scheduling.request import Run
+    from pagecore.serving.scheduling.roster import Roster
 
 __all__ = ["find_victims", "freed_blocks"]
 
 
-def find_victims(running: Iterable[Run], limits: Limits, admission: Admission, block_size: int) -> list[Run]:
+def find_victims(running: Iterable[Run], roster: Roster, limits: Limits, admission: Admission) -> list[Run]:
     """Return the runs that give way to the next run of the queue; an empty list if it needs none or not enough can.
 
     The smallest priority gives way first, and of equal ones the run that was admitted last. As in SGLang, priorities
@@ -35,13 +37,18 @@ def find_victims(running: Iterable[Run], limits: Limits, admission: Admission, b
         if run.request.priority - victim.request.priority <= threshold:
             break
         rows -= victim.samples
-        blocks -= freed_blocks(victim, block_size)
+        blocks -= freed_blocks(victim, roster.cache.block_size, roster.ratio)
         victims.append(victim)
     return victims if rows <= 0 and blocks <= 0 else []
 
 
-def freed_blocks(run: Run, block_size: int) -> int:
-    """Return an upper bound of the blocks that a preemption frees: fewer if the run shares some."""
+def freed_blocks(run: Run, block_size: int, ratio: float | None = None) -> int:
+    """Return an upper bound of the blocks that a preemption frees: fewer if the run shares some.
+
+    With a ratio of future tokens, those that admissions reserve for the run are included.
+    """
     slots = max(run.sequence.num_tokens, run.sequence.capacity)
+    if ratio is not None:
+        slots = max(slots, run.sequence.num_tokens + count_future(run, ratio, block_size))
     # Samples may have been about to copy the block that they share.
     return ceil_div(slots, block_size) + (run.request.samples > 1)

@@ -78,7 +78,7 @@ def _choose_rows(roster: Roster, limits: Limits, drafts: Drafts | None, is_ahead
             return rows
         admission = Admission(roster, rows, budget, limits)
         admission.admit()
-        victims = find_victims(running, limits, admission, roster.cache.block_size)
+        victims = find_victims(running, roster, limits, admission)
         if not victims:
             break
         roster.undo_delays()
