@@ -158,9 +158,11 @@ class SchedulerModel:
             self.undo_delays()
             if is_ahead:
                 return [], []
+            ratio = self.ratio
             for row in victims:
                 self.give_way(row)
                 running.remove(row)
+            self.ratio = ratio
 
     def smaller(self, running, rows, needs):
         """Return the rows that give way to `next_row`, by priority; none if all of them free too little."""
@@ -173,13 +175,16 @@ class SchedulerModel:
         if row.sequence is not None and needs is not None:
             missing = self.missing(rows, needs, row)
         else:
-            missing = math.ceil(len(row.tokens) / self.cache.block_size) - self.cache.num_available
+            size = self.cache.block_size
+            future = 0 if self.ratio is None else self.future(row)
+            missing = math.ceil(min(len(row.tokens) + future, self.max_length) / size) - self.cache.num_available
+            missing += sum(self.expected(one) - one.sequence.capacity // size for one in self.running)
         newest_first = [one for one in running if not one.came_late][::-1]
         for other in sorted(newest_first, key=lambda one: one.request.priority):
             if max(lacking, missing) <= 0 or row.request.priority - other.request.priority <= self.threshold:
                 break
             lacking -= other.samples
-            missing -= self.freed(other, 0 if self.ratio is None else self.future(other))
+            missing -= self.expected(other) + (other.request.samples > 1)
             victims.append(other)
         return victims if max(lacking, missing) <= 0 else []
 
@@ -348,8 +353,12 @@ class SchedulerModel:
             if freed >= missing:
                 return
 
-    def freed(self, row, future=0):
-        slots = max(row.sequence.num_tokens + future, row.sequence.capacity)
+    def expected(self, row):
+        future = 0 if self.ratio is None else self.future(row)
+        return math.ceil(max(row.sequence.num_tokens + future, row.sequence.capacity) / self.cache.block_size)
+
+    def freed(self, row):
+        slots = max(row.sequence.num_tokens, row.sequence.capacity)
         return math.ceil(slots / self.cache.block_size) + (row.request.samples > 1)
 
     def preempt_all(self, swap):

@@ -131,13 +131,14 @@ def test_the_smaller_priority_gives_way_when_blocks_run_out_and_resumes_with_its
 )
 def test_a_larger_priority_takes_the_room_that_is_reserved_for_the_tokens_of_smaller_ones(new, priority, victims):
     cache = PagedKVCache(AttentionSpec(1, 8), num_blocks=230, block_size=1, max_sequences=8, device="none")
-    scheduler = Scheduler(cache, headroom=0.0, policy="priority", new_token_ratio=1.0, preemption_threshold=0)
+    scheduler = Scheduler(cache, headroom=0.0, policy="priority", new_token_ratio=0.7, preemption_threshold=0)
     for number, reserved in enumerate((50, 75, 100)):
         scheduler.add(asked(number, 1, reserved, priority=number, ignore_eos=True))
     one_step(scheduler)
     run = scheduler.add(asked(9, 1, new, priority=priority, ignore_eos=True))
     one_step(scheduler)
     assert sorted(each.request.id for each in scheduler.waiting if each is not run) == victims
+    assert scheduler.new_token_ratio > 0.69  # a retraction would set it to less
     assert (run in scheduler.running) == bool(victims)
 
 

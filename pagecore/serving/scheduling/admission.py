@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pagecore.serving.scheduling.crossing import match_options
-from pagecore.serving.scheduling.future import count_future
+from pagecore.serving.scheduling.future import count_future, expected_blocks
 from pagecore.serving.scheduling.queue import Queue
 from pagecore.serving.scheduling.request import Run
 from pagecore.serving.scheduling.sharing import SharedPrompts
@@ -186,15 +186,20 @@ class Admission:
     def lacks(self, run: Run) -> tuple[int, int]:
         """Return the rows or state slots, and the blocks, that the next run lacks.
 
-        Without a row its cached prefix is not pinned, and all blocks of the run are counted.
+        Without a row its cached prefix is not pinned: all blocks of the run are counted, and those that running runs
+        still take.
         """
         rows = run.samples - self._free_rows
         if self._roster.running:
             rows = max(rows, run.samples - self._free_states)
         if run.held is not None and self._queue is not None:
             return rows, self._count_missing([run])
-        cache = self._roster.cache
-        return rows, ceil_div(len(run.tokens), cache.block_size) - cache.num_available
+        cache, ratio = self._roster.cache, self._roster.ratio
+        size = cache.block_size
+        future = 0 if ratio is None else count_future(run, ratio, size)
+        blocks = ceil_div(min(len(run.tokens) + future, self._limits.max_length), size)
+        taken = sum(expected_blocks(one, size, ratio) - one.sequence.capacity // size for one in self._roster.running)
+        return rows, blocks + taken - cache.num_available
 
     def _stage(self, size: int) -> tuple[list[Run], dict[Run, int]]:
         """Pin up to `size` runs of the queue for which budget, rows and state slots suffice.

@@ -17,7 +17,7 @@ from pagecore.storage.checks import as_float, ceil_div
 if TYPE_CHECKING:
     from pagecore.serving.scheduling.request import Run
 
-__all__ = ["Ratios", "count_future", "future_ratios", "ratio_after_retraction"]
+__all__ = ["Ratios", "count_future", "expected_blocks", "future_ratios", "ratio_after_retraction"]
 
 DECAY_STEPS = 600
 LEAST_SHARE = 0.14
@@ -82,3 +82,10 @@ def count_future(run: Run, ratio: float, block_size: int) -> int:
     prompt = len(run.tokens)
     own_blocks = ceil_div(prompt + tokens, block_size) - prompt // block_size
     return tokens + (run.samples - 1) * own_blocks * block_size
+
+
+def expected_blocks(run: Run, block_size: int, ratio: float | None) -> int:
+    """Return the blocks of a running run: those of its known tokens, and with a ratio those of its future tokens."""
+    known, capacity = run.sequence.num_tokens, run.sequence.capacity
+    future = 0 if ratio is None else count_future(run, ratio, block_size)
+    return ceil_div(max(known + future, capacity), block_size)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from pagecore.serving.scheduling.future import count_future
-from pagecore.storage.checks import ceil_div
+from pagecore.serving.scheduling.future import expected_blocks
 
 if TYPE_CHECKING:
     from pagecore.serving.scheduling.admission import Admission
@@ -47,8 +46,5 @@ def freed_blocks(run: Run, block_size: int, ratio: float | None = None) -> int:
 
     With a ratio of future tokens, those that admissions reserve for the run are included.
     """
-    slots = max(run.sequence.num_tokens, run.sequence.capacity)
-    if ratio is not None:
-        slots = max(slots, run.sequence.num_tokens + count_future(run, ratio, block_size))
     # Samples may have been about to copy the block that they share.
-    return ceil_div(slots, block_size) + (run.request.samples > 1)
+    return expected_blocks(run, block_size, ratio) + (run.request.samples > 1)

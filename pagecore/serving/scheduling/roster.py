@@ -206,7 +206,7 @@ class Roster:
     def preempt(self, run: Run, *, swap: bool = True, is_retraction: bool = True) -> None:
         """Move a running run to the front of the queue, swapped out or without a sequence.
 
-        A retraction, which makes room for other runs, sets the ratio.
+        A retraction, which makes room for other running runs, sets the ratio.
         """
         held = run.sequence
         tokens = np.asarray(held.tokens)

@@ -85,7 +85,7 @@ def _choose_rows(roster: Roster, limits: Limits, drafts: Drafts | None, is_ahead
         if is_ahead:
             return None
         for run in victims:
-            roster.preempt(run)
+            roster.preempt(run, is_retraction=False)
             running.remove(run)
     if not rows.runs and not is_ahead:
         _refuse_to_stall(roster, limits, admission.stopped_at or roster.head)
