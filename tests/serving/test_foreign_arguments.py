@@ -36,6 +36,13 @@ class Listing:
         return iter([1, 2, 3])
 
 
+class Refusing:
+    """An object that NumPy cannot read, such as a tensor of torch without data."""
+
+    def __array__(self, *options, **more):
+        raise NotImplementedError("Cannot copy out of meta tensor; no data!")
+
+
 # There are no callables: a callable that is called with the wrong arguments raises its own error.
 VALUES = [
     *(None, True, False, "x", "", "64GiB", "\0", "\ud800", "/dev/zero", b"x", 1.5, float("nan"), float("inf")),
@@ -47,6 +54,7 @@ VALUES = [
         range(3),
         object(),
         Listing(),
+        Refusing(),
         np.array([1, 2]),
         np.array(5),
         np.array([]),

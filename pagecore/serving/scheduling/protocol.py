@@ -51,7 +51,7 @@ def read_flags(given: ArrayLike, count: int) -> NDArray[np.bool_]:
     """Return `finished` of `accept` as booleans, one for each of `count` outputs."""
     try:
         flags = np.asarray(given)
-    except (TypeError, ValueError) as refused:  # ragged lists, tensors of a device
+    except (TypeError, ValueError, RuntimeError) as refused:  # ragged lists, tensors of a device or without data
         raise ShapeError(f"finished is not a 1-D array of booleans: {refused}") from None
     if flags.shape != (count,):
         raise ShapeError(f"finished has shape {flags.shape}; expected one flag for each of {count} outputs")

@@ -161,7 +161,7 @@ def token_ids(given: ArrayLike, name: str) -> NDArray[np.int32]:
     """Return a 1-D array of integers as int32; an int32 array is aliased."""
     try:
         ids = np.asarray(given)
-    except (TypeError, ValueError) as refused:  # ragged lists, tensors of a device
+    except (TypeError, ValueError, RuntimeError) as refused:  # ragged lists, tensors of a device or without data
         raise ShapeError(f"{name} is not a 1-D array of token ids: {refused}") from None
     if ids.ndim != 1:
         raise ShapeError(f"{name} has shape {ids.shape}; expected token ids [n]")

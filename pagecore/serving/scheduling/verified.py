@@ -117,7 +117,7 @@ def _read_paths(step: Step, accepted_path: Listed[ArrayLike | None]) -> Accepted
 def _as_array(given: ArrayLike, name: str) -> NDArray[Any]:
     try:
         return np.asarray(given)
-    except (TypeError, ValueError) as refused:  # ragged lists, tensors of a device
+    except (TypeError, ValueError, RuntimeError) as refused:  # ragged lists, tensors of a device or without data
         raise ShapeError(f"{name} is not an array of integers: {refused}") from None
 
 
