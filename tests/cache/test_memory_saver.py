@@ -146,7 +146,7 @@ def test_states_and_encoder_outputs_count_too():
 
 def test_what_a_memory_saver_does_not_serve_is_refused():
     cache = make()
-    for tags in (["weights"], "kv weights", [], ["kv", 5]):
+    for tags in (["weights"], "kv weights", [], ["kv", 5], None, 3, np.zeros((2, 2)), np.array(3)):
         for call in (cache.release_memory, cache.resume_memory):
             with pytest.raises(UnsupportedOption, match="a cache has the tag 'kv' alone"):
                 call(tags)

@@ -86,10 +86,12 @@ def _saver_of(parts: CacheParts) -> MemorySaver:
 
 
 def _check_tags(tags: Iterable[str]) -> None:
-    listed = [tags] if isinstance(tags, str) else list(tags)
-    wrong = [tag for tag in listed if tag not in TAGS]
-    if wrong or not listed:
-        raise UnsupportedOption(f"tags are {shown(listed)}; a cache has the tag 'kv' alone")
+    try:
+        listed = [tags] if isinstance(tags, str) else list(tags)
+    except TypeError:
+        listed = []
+    if not listed or not all(isinstance(tag, str) and tag in TAGS for tag in listed):
+        raise UnsupportedOption(f"tags are {shown(listed or tags)}; a cache has the tag 'kv' alone")
 
 
 def _refuse_held(parts: CacheParts) -> None:

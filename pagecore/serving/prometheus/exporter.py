@@ -158,16 +158,21 @@ class Exporter:
 
 
 def _chosen(names: str | Sequence[str]) -> list[Family]:
-    listed = [names] if isinstance(names, str) else list(names)
+    try:
+        listed = [names] if isinstance(names, str) else list(names)
+    except TypeError:
+        raise UnsupportedOption(f"names is {shown(names)}; expected any of {', '.join(FAMILIES)}") from None
     if not listed:
         raise UnsupportedOption(f"names is empty; expected any of {', '.join(FAMILIES)}")
     for name in listed:
-        if name not in FAMILIES:
+        if not isinstance(name, str) or name not in FAMILIES:
             raise UnsupportedOption(f"names has {name!r}; expected any of {', '.join(FAMILIES)}")
     return [family for name in dict.fromkeys(listed) for family in FAMILIES[name]]
 
 
 def _checked_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    if not isinstance(labels, Mapping):
+        raise UnsupportedOption(f"labels is {shown(labels)}; expected a mapping of names to texts")
     for name, value in labels.items():
         if not isinstance(name, str) or LABEL.fullmatch(name) is None or name in RESERVED:
             raise UnsupportedOption(

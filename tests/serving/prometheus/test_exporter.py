@@ -258,6 +258,9 @@ def test_the_default_registry_is_that_of_the_process():
     [
         ({"names": "sg"}, "names has 'sg'"),
         ({"names": []}, "names is empty"),
+        ({"names": None}, "names is None"),
+        ({"names": [["vllm"]]}, "names has"),
+        ({"labels": True}, "labels is True; expected a mapping"),
         ({"labels": {"le": "1"}}, "label 'le'"),
         ({"labels": {"a-b": "1"}}, "label 'a-b'"),
         ({"labels": {"__name__": "1"}}, "label '__name__'"),
