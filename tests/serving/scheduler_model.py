@@ -247,7 +247,7 @@ class SchedulerModel:
     def admit(self, rows, counts, budget):
         if budget <= 0 or self.free_rows() <= 0:
             has_tokens = budget > 0 or sum(self.decode_counts.values()) == self.budget
-            self.next_row = self.order()[0] if has_tokens else None
+            self.next_row = self.order()[0] if has_tokens and self.threshold is not None else None
             self.drop_pinned(None)
             return None
         needs = [row.left if row.is_prompt else 1 for row in rows]
