@@ -12,21 +12,17 @@ roster. A `Journal` runs the transition so that an exception (Ctrl-C, out of mem
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pagecore.serving.scheduling.crossing import add_options
 from pagecore.serving.scheduling.future import ratio_after_retraction
-from pagecore.serving.scheduling.journal import Journal
 from pagecore.serving.scheduling.request import Run, State
 from pagecore.serving.scheduling.reuse import Reuse
 from pagecore.serving.scheduling.speculation import Speculation
 from pagecore.serving.scheduling.step import Step, StepState
+from pagecore.serving.scheduling.waiting import WaitingRuns
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,19 +32,13 @@ if TYPE_CHECKING:
     from pagecore.serving.scheduling.verified import Accepted
 
 
-class Roster:
-    """Runs, their sequences, and the open step.
+class Roster(WaitingRuns):
+    """Runs, their sequences, and the open steps; those of the queue are in `WaitingRuns`.
 
     Attributes
     ----------
     running : dict of Run
         The admitted runs, in order of admission; the values are None.
-    waiting : OrderedDict of Run
-        The queue: preempted runs, then the others, oldest first; the values are None.
-    by_priority : list of Run or None
-        The queue sorted by `Run.rank` under the policy "priority"; None under other policies.
-    pinned : dict of Run
-        The waiting runs that hold their cached prefix: between two steps the next run to admit or none.
     batch : Batch
         Batch of the newest step.
     steps : tuple of Step
@@ -56,19 +46,13 @@ class Roster:
     must_accept : bool
         True if the open step must be accepted before another one is scheduled, because a step ahead of it was
         abandoned.
-    delays : dict of Run to int
-        The runs that wait for equal prompts of the newest step, and the `shared_at` of each before.
     num_steps : int
         Number of steps so far.
     ratio : float or None
         Share of `max_new_tokens` that admissions reserve for each run; None if they reserve nothing.
-    num_waiting_tokens : int
-        Sum of `Run.num_tokens_left` over the queue.
     num_preemptions, num_swaps, num_forks : int
     reuse : Reuse
     speculation : Speculation
-    news : int
-        Number of changes after which the next run may find a longer cached prefix, or more memory.
     num_prompt_steps : int
         Number of committed steps that computed prompts.
     """
@@ -81,26 +65,20 @@ class Roster:
         ratios: Ratios | None = None,
         policy: str = "fcfs",
     ) -> None:
-        self.cache = cache
+        super().__init__(cache, policy)
         self.batches = batches
         self.batch = batches[0]
         self.swap_space = swap_space
         self.ratios = ratios
         self.ratio = None if ratios is None else ratios.first
         self.running: dict[Run, None] = {}
-        self.waiting: OrderedDict[Run, None] = OrderedDict()
-        self.by_priority: list[Run] | None = [] if policy == "priority" else None
-        self.pinned: dict[Run, None] = {}
         self.steps: tuple[Step, ...] = ()
         self.must_accept = False
-        self.delays: dict[Run, int] = {}
         self.num_steps = 0
-        self.num_waiting_tokens = 0
         self.num_preemptions = self.num_swaps = self.num_forks = 0
         self.reuse = Reuse()
         self.speculation = Speculation()
-        self.news = self.num_prompt_steps = 0
-        self._journal = Journal()
+        self.num_prompt_steps = 0
 
     def settle(self) -> None:
         """Complete or discard a transition that an exception interrupted."""
@@ -118,66 +96,6 @@ class Roster:
         """Choose the batch of the next step; that of an open step stays as it is if there are two."""
         is_first_used = bool(self.steps) and self.steps[-1].batch is self.batches[0]
         self.batch = self.batches[-1] if is_first_used else self.batches[0]
-
-    # -- the queue -----------------------------------------------------------------------------------------------
-
-    @property
-    def head(self) -> Run:
-        """The first run of the queue, which must not be empty."""
-        return next(iter(self.waiting))
-
-    def add(self, run: Run) -> None:
-        """Queue a new run."""
-        waiting, tokens = self.waiting, self.num_waiting_tokens + len(run.tokens)
-
-        def call() -> None:
-            waiting[run] = None
-
-        def record() -> None:
-            self._sort(run)
-            self.num_waiting_tokens = tokens
-
-        self._journal.run(call, lambda: run in waiting, record)
-
-    def pin(self, run: Run) -> None:
-        """Give a waiting run a sequence that holds its cached prefix."""
-        waiting_tokens = self.num_waiting_tokens
-
-        def record() -> None:
-            held = run.held = self.found(run)
-            assert held is not None
-            self.pinned[run] = None
-            self.num_waiting_tokens = waiting_tokens - held.num_computed_tokens
-            run.pinned_news = self.news
-
-        self._journal.run(
-            lambda: self.cache.add_sequence(run.tokens, id=run, **add_options(run.request)),
-            lambda: self.found(run) is not None,
-            record,
-        )
-
-    def unpin(self, run: Run) -> None:
-        """Remove the sequence of a run that waits: one that holds a cached prefix, or that is swapped out."""
-        held = run.sequence
-        waiting_tokens = self.num_waiting_tokens + held.num_computed_tokens
-
-        def record() -> None:
-            run.held = None
-            self.pinned.pop(run, None)
-            self.num_waiting_tokens = waiting_tokens
-
-        self._journal.run(lambda: self.cache.remove(held), lambda: self.found(run) is None, record)
-
-    def delay(self, run: Run) -> None:
-        """Unpin a run until an equal prompt of the newest step is computed."""
-        self.delays[run] = run.shared_at
-        run.shared_at = run.sequence.num_computed_tokens
-        self.unpin(run)
-
-    def undo_delays(self) -> None:
-        """Let runs wait again for the equal prompts that the newest step does not compute."""
-        for run, shared_at in self.delays.items():
-            run.shared_at = shared_at
 
     # -- waiting to running and back -----------------------------------------------------------------------------
 
@@ -378,27 +296,6 @@ class Roster:
                 run.tokens = np.asarray(held.tokens)
                 run.prefilling = True
 
-    def found(self, run: Run) -> Sequence | None:
-        """Return the sequence of the cache that has `run` as its id; None if there is none."""
-        return self.cache.sequences.get(run)
-
-    def _leave_queue(self, run: Run) -> None:
-        self.waiting.pop(run, None)
-        self.pinned.pop(run, None)
-        self._sort(run)
-
-    def _sort(self, run: Run) -> None:
-        """Insert a run that has joined the queue into `by_priority`, or remove one that has left the queue."""
-        order = self.by_priority
-        if order is None:
-            return
-        place = bisect_left(order, run.rank, key=attrgetter("rank"))
-        is_listed = order[place : place + 1] == [run]
-        if run in self.waiting and not is_listed:
-            order.insert(place, run)
-        elif is_listed and run not in self.waiting:
-            del order[place]
-
     def _leave_cache(self, run: Run) -> None:
         held = self.found(run)
         if held is not None:
@@ -409,8 +306,3 @@ class Roster:
         run.held = self.cache.fork(parent.sequence, id=run) if held is None else held
         run.prefilling = False
         run.state = State.RUNNING
-
-    @property
-    def is_settled(self) -> bool:
-        """True unless an interrupted transition is open."""
-        return not self._journal.is_open
