@@ -71,6 +71,8 @@ class Roster(WaitingRuns):
         self.swap_space = swap_space
         self.ratios = ratios
         self.ratio = None if ratios is None else ratios.first
+        # Every commit counts as news, not only those of prompts.
+        self.follows_tree = policy == "lpm"
         self.running: dict[Run, None] = {}
         self.steps: tuple[Step, ...] = ()
         self.must_accept = False
@@ -197,7 +199,8 @@ class Roster(WaitingRuns):
                 # A sample that is not forked yet follows the first sample and has no sequence.
                 samples.setdefault(run.parent if run.parent and run.held is None else run, []).append(run)
         forks = self.num_forks + sum(len(runs) - 1 for runs in samples.values())
-        news, prompt_steps = self.news + bool(prompts), self.num_prompt_steps + bool(prompts)
+        news = self.news + (bool(prompts) or self.follows_tree)
+        prompt_steps = self.num_prompt_steps + bool(prompts)
         counts, speculation = None, self.speculation
         if accepted is not None:
             counts = accepted.counts
