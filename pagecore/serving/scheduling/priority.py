@@ -27,13 +27,14 @@ def find_victims(running: Iterable[Run], roster: Roster, limits: Limits, admissi
     run = None if threshold is None else admission.next_run
     if threshold is None or run is None:
         return []
+    most = run.request.priority - threshold
+    newest_first = [one for one in running if one.request.priority < most and not one.came_late][::-1]
+    if not newest_first:
+        return []
     rows, blocks = admission.lacks(run)
     victims: list[Run] = []
-    newest_first = [one for one in running if not one.came_late][::-1]
     for victim in sorted(newest_first, key=lambda one: one.request.priority):
         if rows <= 0 and blocks <= 0:
-            break
-        if run.request.priority - victim.request.priority <= threshold:
             break
         rows -= victim.samples
         blocks -= freed_blocks(victim, roster.cache.block_size, roster.ratio)
