@@ -1,6 +1,7 @@
 """Families by the tests that compare them with models that transformers builds."""
 
 from pagecore.models.families.bert import BERT
+from pagecore.models.families.engine_models import ENGINE_MODELS
 from pagecore.models.families.inkling import INKLING
 from pagecore.models.families.remote_code import REMOTE_CODE
 from pagecore.models.families.remote_hybrids import REMOTE_HYBRIDS
@@ -43,8 +44,12 @@ OF_RULES = {
     "beam",
     "chameleon",
     "cohere_compass_text",
+    "diffllama",
+    "doge",
     "flint",
+    "git",
     "hrm_text",
+    "idefics",
     "kosmos_2_5_text_model",
     "kosmos_2_text_model",
     "muse_glimmer_text",
@@ -52,7 +57,7 @@ OF_RULES = {
     "step3p5",
 }
 # Families of remote code, which families/test_remote_code.py compares with published sizes.
-REMOTE = {*REMOTE_CODE, *REMOTE_HYBRIDS, *REMOTE_LLAMAS, "mimo_v2", "pangu_ultra_moe", "sarvam_mla"}
+REMOTE = {*REMOTE_CODE, *REMOTE_HYBRIDS, *REMOTE_LLAMAS, *ENGINE_MODELS, "mimo_v2", "pangu_ultra_moe", "sarvam_mla"}
 # Families that families/test_built.py and families/test_small_caches.py compare, instead of with recorded attributes.
 BUILT = {*BERT, *TEXT_PARTS, *OF_RULES, *REMOTE, *SPEECH, *INKLING, "rwkv", "xlstm", *OF_STATES, *OF_LATENTS}
 

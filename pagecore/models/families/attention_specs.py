@@ -128,6 +128,8 @@ def _head_dim(fields: Fields, heads: int, family: Family) -> int:
 
 def _windows(fields: Fields, family: Family, num_layers: int) -> list[int | None]:
     """Return the window of each layer, or its chunk in a family with chunks."""
+    if family.windows is not None:
+        return family.windows(fields, num_layers)
     size = "attention_chunk_size" if family.has_chunks else "sliding_window"
     if size not in family.defaults:
         return [None] * num_layers

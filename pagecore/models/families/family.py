@@ -91,6 +91,9 @@ class Family:
         down.
     window : callable, optional
         Returns the window in tokens, or None, if it is not the field `sliding_window` alone.
+    windows : callable, optional
+        Returns the window of each layer, or None for all keys, from fields and the number of layers, in a family whose
+        windows follow neither `slides` nor `layer_types`.
     shared_field : str
         Field with the number of last layers that read the keys and values of an earlier layer; "" without them.
     sources : callable, optional
@@ -122,6 +125,7 @@ class Family:
     heads: Callable[[Fields, Heads, int, bool], Heads] = _same_heads
     rounds_head_dim: bool = False
     window: Callable[[Fields], int | None] | None = None
+    windows: Callable[[Fields, int], list[int | None]] | None = None
     shared_field: str = ""
     sources: Callable[[Fields, int], list[int]] | None = None
     kinds: Callable[[Fields, int], list[str]] | None = None

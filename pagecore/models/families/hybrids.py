@@ -18,7 +18,7 @@ from pagecore.models.layers.recurrent_states import States
 from pagecore.models.layers.score_scales import multiplier
 from pagecore.models.layers.windows import every_layer
 
-__all__ = ["HYBRIDS"]
+__all__ = ["HYBRIDS", "NEMOTRON_H", "STATES_OF_NEMOTRON"]
 
 
 def _half_head(_fields: Fields, head_dim: int, _layer: int) -> float:
@@ -165,6 +165,9 @@ _DELTA_RULE = States(
 _MAMBA_2 = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv", "mamba_expand")
 _CHUNK = states.chunk_of("mamba_chunk_size")
 _OF_NEMOTRON = states.mamba_2("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel", None)
+STATES_OF_NEMOTRON = States(
+    kinds.kinds_of_nemotron, _OF_NEMOTRON, states.chunk_of("chunk_size"), "mamba_ssm_cache_dtype"
+)
 _OF_ZAMBA = states.mamba_2("n_mamba_heads", "", "mamba_ngroups", "mamba_d_state", "mamba_d_conv", "mamba_expand")
 _SHORT_CONVOLUTIONS = States(kinds.kinds_of_lfm, states.short_convolution)
 _LIGHTNING = Family(
@@ -189,7 +192,7 @@ HYBRIDS: Mapping[str, Family] = {
         NEMOTRON_H,
         aliases={"layer_types": "layers_block_type"},
         count_layers=kinds.count_by_kind,
-        states=States(kinds.kinds_of_nemotron, _OF_NEMOTRON, states.chunk_of("chunk_size"), "mamba_ssm_cache_dtype"),
+        states=STATES_OF_NEMOTRON,
     ),
     "granitemoehybrid": Family(
         {**GROUPED, **MAMBA_2, "attention_multiplier": 1.0, "layer_types": None},

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pagecore.models.families.bert import BERT
+from pagecore.models.families.engine_models import ENGINE_MODELS
 from pagecore.models.families.family import Family
 from pagecore.models.families.full_attention import FULL_ATTENTION
 from pagecore.models.families.gpt import GPT
@@ -38,4 +39,5 @@ FAMILIES: Mapping[str, Family] = {
     **REMOTE_CODE,
     **REMOTE_HYBRIDS,
     **REMOTE_LLAMAS,
+    **ENGINE_MODELS,
 }

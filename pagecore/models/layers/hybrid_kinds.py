@@ -10,6 +10,9 @@ from pagecore.models.layer_types import FULL, HYBRID, HYBRID_SLIDING, LINEAR, NE
 from pagecore.storage.checks import LAYERS_MAX
 
 __all__ = [
+    "ATTENTION_OR_STATE",
+    "NEMOTRON_KINDS",
+    "attending_layers",
     "count_by_kind",
     "every_fourth_or_the_last_attends",
     "every_layer_has_both",
@@ -31,17 +34,19 @@ __all__ = [
     "kinds_of_zamba",
     "kinds_of_zamba_1",
     "kinds_of_zaya",
+    "listed_kinds",
     "listed_layers_attend",
     "one_layer_of_a_period_attends",
 ]
 
 _ATTENTION: Mapping[str, str] = {"full_attention": FULL, "attention": FULL}
 _STATES: Mapping[str, str] = {"linear_attention": LINEAR, "mamba": LINEAR}
-_ATTENTION_OR_STATE: Mapping[str, str] = {**_ATTENTION, **_STATES}
+ATTENTION_OR_STATE: Mapping[str, str] = {**_ATTENTION, **_STATES}
+NEMOTRON_KINDS: Mapping[str, str] = {**ATTENTION_OR_STATE, "mlp": NEITHER, "moe": NEITHER}
 _LETTERS: Mapping[str, str] = {"M": LINEAR, "*": FULL, "-": NEITHER, "E": NEITHER}
 
 
-def _listed(fields: Fields, num_layers: int | None, names: Mapping[str, str]) -> list[str] | None:
+def listed_kinds(fields: Fields, num_layers: int | None, names: Mapping[str, str]) -> list[str] | None:
     """Return the kinds in `layer_types`, whose entries have the given names; None if it is null or missing."""
     listed, name = fields.given("layer_types"), fields.name("layer_types")
     if listed is None:
@@ -66,7 +71,7 @@ def every_nth_attends(name: str) -> Callable[[Fields, int], list[str]]:
     """Return a reader of layers that are listed, or of which the last one of each group attends; `name` is the size."""
 
     def kinds(fields: Fields, num_layers: int) -> list[str]:
-        found = _listed(fields, num_layers, _ATTENTION_OR_STATE)
+        found = listed_kinds(fields, num_layers, ATTENTION_OR_STATE)
         if found is not None:
             return found
         size = fields.integer(name)
@@ -77,7 +82,7 @@ def every_nth_attends(name: str) -> Callable[[Fields, int], list[str]]:
 
 def every_fourth_or_the_last_attends(fields: Fields, num_layers: int) -> list[str]:
     """Layers are listed, or every fourth one attends; of fewer than four the last."""
-    found = _listed(fields, num_layers, _ATTENTION_OR_STATE)
+    found = listed_kinds(fields, num_layers, ATTENTION_OR_STATE)
     if found is not None:
         return found
     return [FULL if layer % 4 == 3 or layer == num_layers - 1 < 3 else LINEAR for layer in range(num_layers)]
@@ -91,25 +96,25 @@ def kinds_of_qwen_4(fields: Fields, num_layers: int) -> list[str]:
                 f"{fields.source}: {fields.describe(name)}, but states of n-grams and index keys that are averaged "
                 "over blocks are not supported; pass a list of specs"
             )
-    found = _listed(fields, num_layers, {**_ATTENTION_OR_STATE, "indexed_attention": FULL})
+    found = listed_kinds(fields, num_layers, {**ATTENTION_OR_STATE, "indexed_attention": FULL})
     return found or every_nth_attends("full_attention_interval")(fields, num_layers)
 
 
 def kinds_of_glm_5_next(fields: Fields, num_layers: int) -> list[str]:
     """Layers are listed, or every fourth attends."""
-    found = _listed(fields, num_layers, {**_ATTENTION_OR_STATE, "indexed_attention": FULL})
+    found = listed_kinds(fields, num_layers, {**ATTENTION_OR_STATE, "indexed_attention": FULL})
     return found or [FULL if layer % 4 == 3 else LINEAR for layer in range(num_layers)]
 
 
 def kinds_of_zaya(fields: Fields, num_layers: int) -> list[str]:
     """Every layer attends and keeps a state; listed layers may have a window."""
-    found = _listed(fields, num_layers, {HYBRID: HYBRID, HYBRID_SLIDING: HYBRID})
+    found = listed_kinds(fields, num_layers, {HYBRID: HYBRID, HYBRID_SLIDING: HYBRID})
     return found or [HYBRID] * num_layers
 
 
 def kinds_of_kimi(fields: Fields, num_layers: int) -> list[str]:
     """Layers are listed in `layer_types`, or numbered from 1 in `linear_attn_config`."""
-    found = _listed(fields, num_layers, _ATTENTION_OR_STATE)
+    found = listed_kinds(fields, num_layers, ATTENTION_OR_STATE)
     if found is not None:
         return found
     inner = kimi_fields(fields)
@@ -126,8 +131,7 @@ def kinds_of_kimi(fields: Fields, num_layers: int) -> list[str]:
 
 def kinds_of_nemotron(fields: Fields, num_layers: int | None = None) -> list[str]:
     """Layers are listed, or spelled in `hybrid_override_pattern`: M a state, * attention, - and E neither."""
-    names = {**_ATTENTION_OR_STATE, "mlp": NEITHER, "moe": NEITHER}
-    found = _listed(fields, num_layers, names)
+    found = listed_kinds(fields, num_layers, NEMOTRON_KINDS)
     if found is not None:
         return found
     pattern = fields.given("hybrid_override_pattern")
@@ -148,7 +152,7 @@ def count_by_kind(fields: Fields) -> int:
 
 def kinds_of_granite(fields: Fields, num_layers: int) -> list[str]:
     """Layers are listed, or all keep a state."""
-    return _listed(fields, num_layers, _ATTENTION_OR_STATE) or [LINEAR] * num_layers
+    return listed_kinds(fields, num_layers, ATTENTION_OR_STATE) or [LINEAR] * num_layers
 
 
 def kinds_of_gemma(fields: Fields, num_layers: int) -> list[str]:
@@ -161,7 +165,7 @@ def kinds_of_gemma(fields: Fields, num_layers: int) -> list[str]:
 
 def kinds_of_minimax(fields: Fields, num_layers: int) -> list[str]:
     """Layers are listed by name, or in `attn_type_list` as 1 for attention; else even ones attend."""
-    found = _listed(fields, num_layers, _ATTENTION_OR_STATE)
+    found = listed_kinds(fields, num_layers, ATTENTION_OR_STATE)
     if found is not None:
         return found
     if fields.given("attn_type_list") is None:
@@ -192,12 +196,12 @@ def one_layer_of_a_period_attends(fields: Fields, num_layers: int) -> list[str]:
 
 def listed_layers_attend(fields: Fields, num_layers: int) -> list[str]:
     """Layers in `attn_layer_indices` attend."""
-    return _attending(fields, "attn_layer_indices", num_layers, ())
+    return attending_layers(fields, "attn_layer_indices", num_layers, ())
 
 
 def kinds_of_zamba(fields: Fields, num_layers: int) -> list[str]:
     """Layers are listed; "hybrid" is a shared attention followed by Mamba-2."""
-    found = _listed(fields, num_layers, {**_STATES, "hybrid": HYBRID})
+    found = listed_kinds(fields, num_layers, {**_STATES, "hybrid": HYBRID})
     if found is None:
         fields.refuse(f"{fields.name('layer_types')} is missing; add the kind of each layer, 'mamba' or 'hybrid'")
     return found
@@ -205,7 +209,7 @@ def kinds_of_zamba(fields: Fields, num_layers: int) -> list[str]:
 
 def kinds_of_zamba_1(fields: Fields, num_layers: int) -> list[str]:
     """Layers are listed; or the third, and then one of each `attn_layer_period` layers, has both kinds."""
-    found = _listed(fields, num_layers, {**_STATES, "hybrid": HYBRID})
+    found = listed_kinds(fields, num_layers, {**_STATES, "hybrid": HYBRID})
     if found is not None:
         return found
     period = one_layer_of_a_period_attends(fields, num_layers)
@@ -215,13 +219,13 @@ def kinds_of_zamba_1(fields: Fields, num_layers: int) -> list[str]:
 
 def kinds_of_lfm(fields: Fields, num_layers: int) -> list[str]:
     """Layers are listed in `layer_types`, or those that attend in `full_attn_idxs`."""
-    found = _listed(fields, num_layers, {**_ATTENTION, "conv": LINEAR})
-    return found or _attending(fields, "full_attn_idxs", num_layers, range(num_layers))
+    found = listed_kinds(fields, num_layers, {**_ATTENTION, "conv": LINEAR})
+    return found or attending_layers(fields, "full_attn_idxs", num_layers, range(num_layers))
 
 
 def kinds_of_lfm_3(fields: Fields, num_layers: int) -> list[str]:
     """Layers are listed, or even ones attend, except the first."""
-    found = _listed(fields, num_layers, {**_ATTENTION, SLIDING: FULL, "conv": LINEAR})
+    found = listed_kinds(fields, num_layers, {**_ATTENTION, SLIDING: FULL, "conv": LINEAR})
     return found or [FULL if layer and layer % 2 == 0 else LINEAR for layer in range(num_layers)]
 
 
@@ -247,11 +251,11 @@ def kinds_of_plamo_2(fields: Fields, num_layers: int) -> list[str]:
 
 def kinds_of_solar(fields: Fields, num_layers: int) -> list[str]:
     """Layers are listed by name, or those that attend by number; else one attends before `gqa_interval` others."""
-    found = _listed(fields, num_layers, _ATTENTION_OR_STATE)
+    found = listed_kinds(fields, num_layers, ATTENTION_OR_STATE)
     if found is not None:
         return found
     if fields.given("gqa_layers") is not None:
-        return _attending(fields, "gqa_layers", num_layers, ())
+        return attending_layers(fields, "gqa_layers", num_layers, ())
     period = fields.integer("gqa_interval") + 1
     return [LINEAR if layer % period else FULL for layer in range(num_layers)]
 
@@ -264,7 +268,8 @@ def _numbers(fields: Fields, name: str) -> list[int]:
     return list(given)
 
 
-def _attending(fields: Fields, name: str, num_layers: int, default: Sequence[int]) -> list[str]:
+def attending_layers(fields: Fields, name: str, num_layers: int, default: Sequence[int]) -> list[str]:
+    """Return the kinds of layers of which those attend that a field numbers, or `default` without it."""
     full = default if fields.given(name) is None else _numbers(fields, name)
     if not all(0 <= layer < num_layers for layer in full):
         fields.refuse(

@@ -1,6 +1,7 @@
 """Recurrent states of families whose code is published together with their weights.
 
-Source: the configuration and modeling files of Ling, PLaMo 2 and Solar Open 2, and their models in vLLM and SGLang.
+Source: the configuration and modeling files of Ling, PLaMo 2, Solar Open 2, Jet-Nemotron and MiniCPM-SALA, and their
+models in vLLM and SGLang.
 """
 
 from __future__ import annotations
@@ -13,7 +14,15 @@ from pagecore.models.layers.recurrent_states import Dtypes, Planes, chunk_of_64,
 from pagecore.storage import Plane
 from pagecore.storage.state_shapes import delta_planes, lightning_planes, mamba2_planes, short_conv_planes
 
-__all__ = ["chunk_of_ling", "delta_rule_of_solar", "is_lightning", "mamba_of_plamo", "states_of_ling"]
+__all__ = [
+    "chunk_of_ling",
+    "delta_rule_of_jet",
+    "delta_rule_of_solar",
+    "is_lightning",
+    "lightning_of_minicpm",
+    "mamba_of_plamo",
+    "states_of_ling",
+]
 
 
 def is_lightning(fields: Fields) -> bool:
@@ -54,6 +63,33 @@ def delta_rule_of_solar(fields: Fields, dtypes: Dtypes) -> Planes:
     sizes = (part.integer(heads), part.integer(heads), part.integer(dim), part.integer(dim))
     kernel = part.integer("short_conv_kernel_size", min=2)
     return partial(delta_planes, *sizes, kernel, dtype=dtypes.window, state_dtype=dtypes.state)
+
+
+def delta_rule_of_jet(fields: Fields, dtypes: Dtypes) -> Planes:
+    """Gated delta rule of Jet-Nemotron, whose convolution covers the values alone."""
+    part = "efficient_attention_config.jet"
+    heads, dim = fields.integer(f"{part}.num_heads"), fields.integer(f"{part}.head_dim")
+    values, kernel = fields.scaled(dim, f"{part}.expand_v"), fields.integer(f"{part}.conv_size", min=2)
+
+    def split(ranks: int = 1) -> tuple[Plane, ...]:
+        window = short_conv_planes(heads * values, kernel, ranks=ranks, dtype=dtypes.window)
+        _, temporal = delta_planes(heads, heads, dim, values, ranks=ranks, state_dtype=dtypes.state)
+        return (*window, temporal)
+
+    return split
+
+
+def lightning_of_minicpm(fields: Fields, dtypes: Dtypes) -> Planes:
+    """Lightning attention of MiniCPM-SALA, with the key-value heads and the dim of attention unless it has its own."""
+    heads, dim = "lightning_nkv", "lightning_head_dim"
+    own_dim = fields.value(dim) is not None or fields.value("head_dim") is not None
+    size = (
+        fields.integer(dim if fields.value(dim) is not None else "head_dim")
+        if own_dim
+        else fields.integer("hidden_size") // fields.integer("num_attention_heads")
+    )
+    count = fields.integer(heads if fields.value(heads) is not None else "num_key_value_heads")
+    return partial(lightning_planes, count, size, state_dtype=dtypes.state)
 
 
 def mamba_of_plamo(fields: Fields, dtypes: Dtypes) -> Planes:

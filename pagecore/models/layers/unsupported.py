@@ -63,6 +63,7 @@ TYPES: Mapping[str, str] = {
 }
 _DENOISED = "blocks of tokens that are denoised together and attend to each other"
 _AT_ONCE = "all of its output computed at once, so that nothing is cached"
+_IMAGES = "images that attend to later tokens"
 _PREFIX = "prompts that attend to later tokens"
 # Model types of which no model is supported, whatever its fields are.
 UNSUPPORTED_TYPES: Mapping[str, str] = {
@@ -70,18 +71,13 @@ UNSUPPORTED_TYPES: Mapping[str, str] = {
     "blt": "transformers over bytes and over patches, whose lengths depend on the text",
     "deepseek_v4": "attention to compressed keys",
     "cpmant": _PREFIX,
-    "diffllama": "differential attention",
     "diffusion_gemma": _DENOISED,
     "diffusion_gemma_text": _DENOISED,
-    "doge": "attention with a dynamic mask that is computed from the values",
     "evolla": "cross attention to proteins between its layers",
     "evolla_text": "cross attention to proteins between its layers",
     "gemma4_assistant": "layers that all read the keys and values of another model",
     "gemma4_unified_assistant": "layers that all read the keys and values of another model",
     "fastspeech2_conformer_with_hifigan": _AT_ONCE,
-    "git": "images that attend to later tokens",
-    "idefics": "cross attention to images between its layers",
-    "paligemma": _PREFIX,
     "phi4flash": "differential attention",
     "pi0": "actions that are denoised together and attend to each other",
     "prophetnet": "streams of predicted tokens next to its text",
@@ -98,6 +94,14 @@ _CONVOLVED = "convolution states of keys and values, and biases of positions"
 # Model types whose layers are stored, and whose attention no spec describes.
 UNATTENDED_TYPES: Mapping[str, str] = {
     **dict.fromkeys(("inkling2", "inkling2_text", "inkling_mm_model", "inkling_model", "inkling_text"), _CONVOLVED),
+    **dict.fromkeys(("git", "moondream3", "moondream3_text"), _IMAGES),
+    **dict.fromkeys(("llada2_moe", "sdar", "sdar_moe"), _DENOISED),
+    "diffllama": "differential attention",
+    "doge": "attention with a dynamic mask that is computed from the values",
+    "idefics": "cross attention to images between its layers",
+    "iquest_q1": "sinks that depend on the query",
+    "minicpm_sala": "attention to selected blocks of keys",
+    "paligemma": _PREFIX,
     "phi3small": "block-sparse attention",
 }
 

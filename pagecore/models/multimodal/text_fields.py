@@ -7,7 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["ANY_TEXT_MODEL", "FLAT", "NESTED", "RENAMED", "TEXT_FIELDS", "TEXT_MODELS", "THINKERS", "VERSIONED"]
+__all__ = [
+    "ANY_TEXT_MODEL",
+    "FLAT",
+    "NESTED",
+    "RENAMED",
+    "TEXT_FIELDS",
+    "TEXT_MODELS",
+    "THINKERS",
+    "VERSIONED",
+    "WITHOUT_LATENTS",
+]
 
 # Models with the type of the text model in their `text_config`.
 TEXT_MODELS: Mapping[str, str] = {
@@ -35,6 +45,9 @@ TEXT_MODELS: Mapping[str, str] = {
     "hunyuan_vl": "hunyuan_vl_text",
     "inkling2": "inkling2_text",
     "inkling_mm_model": "inkling_text",
+    "interns2_mobius": "interns2_mobius_text",
+    "isaac": "qwen3",
+    "jet_vlm": "jet_nemotron",
     "Keye": "qwen3",
     "KeyeVL1_5": "qwen3",
     "kimi_k25": "kimi_k2",
@@ -94,13 +107,17 @@ ANY_TEXT_MODEL: Mapping[str, str] = {
     "hyperclovax_vision_v2": "hyperclovax",
     "lfm2_vl": "lfm2",
     "lfm3_vl": "lfm3",
+    "paligemma": "gemma",
+    "qwen3_asr_thinker": "qwen3_asr_text",
     "shieldgemma2": "gemma3_text",
     "voxtral_realtime": "voxtral_realtime_text",
 }
-# Models whose text model is not in `text_config`: its field, and the type that a missing `model_type` means.
+# Models whose text model is not in `text_config`: its field, and the type that a missing `model_type` means. A field
+# inside another one may be missing.
 TEXT_FIELDS: Mapping[str, tuple[str, str]] = {
     "deepseek_vl_v2": ("language_config", "deepseek_v2"),
     "internvl_chat": ("llm_config", "qwen2"),
+    "moondream3": ("config.text", "moondream3_text"),
     "musicgen_melody": ("decoder", "musicgen_melody_decoder"),
 }
 # Fields that hold the text model of a multimodal model whose type is not known.
@@ -112,12 +129,15 @@ VERSIONED: Mapping[str, tuple[tuple[float, str], ...]] = {
     "minicpmo": ((4.5, "qwen3"), (0.0, "qwen2")),
 }
 # Models that speak, with the model that listens, sees and thinks in `thinker_config`.
-THINKERS = frozenset({"qwen2_5_omni", "qwen3_omni_moe"})
+THINKERS = frozenset({"qwen2_5_omni", "qwen3_asr", "qwen3_omni_moe"})
 # Multimodal models whose published files have the fields of the text model at the top level.
 FLAT = frozenset(
-    {"dots_ocr", "dots_vlm", "ernie4_5_moe_vl", "fuyu", "glm5_next", "hunyuan_vl", "Keye", "KeyeVL1_5", "llava_gemma"}
+    {"dots_ocr", "dots_vlm", "ernie4_5_moe_vl", "fuyu", "glm5_next", "hunyuan_vl", "isaac", "Keye", "KeyeVL1_5"}
+    | {"llava_gemma"}
     | {"llava_llama", "llava_mistral", "llava_mixtral", "llava_mpt", "llava_qwen", "llava_qwen3", "paddleocr_vl"}
     | {"phi3_v", "phi4-siglip", "qwen2_vl", "qwen2_5_vl"}
 )
+# Families that have grouped attention if their config has dims of 0 for latents or says `use_mla` false.
+WITHOUT_LATENTS: Mapping[str, str] = {"deepseek_v2": "deepseek"}
 # Families that transformers serves under another name.
 RENAMED: Mapping[str, str] = {"inkling_text": "inkling_model", "kimi_k2": "deepseek_v3"}

@@ -7,8 +7,6 @@ from typing import Any
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models.config_files.fields import Fields, shown
-from pagecore.models.families.hybrids import HYBRIDS
-from pagecore.models.families.recurrent import RECURRENT
 from pagecore.models.families.registry import FAMILIES
 from pagecore.models.layers.unsupported import UNSUPPORTED_TYPES, unsupported_layers
 from pagecore.models.multimodal.default_sizes import sizes_of
@@ -22,6 +20,7 @@ from pagecore.models.multimodal.text_fields import (
     TEXT_MODELS,
     THINKERS,
     VERSIONED,
+    WITHOUT_LATENTS,
 )
 
 __all__ = ["refuse_attention", "text_model"]
@@ -30,17 +29,28 @@ __all__ = ["refuse_attention", "text_model"]
 def text_model(whole: Fields) -> tuple[str, Fields]:
     """Return the type and the fields of the text model, which has the key-value cache."""
     model_type, fields = _text_model(whole)
+    if model_type in WITHOUT_LATENTS and _has_no_latents(fields):
+        model_type = WITHOUT_LATENTS[model_type]
     if fields is not whole:
         fields.sizes = sizes_of(model_type)
     return model_type, fields
 
 
+def _has_no_latents(fields: Fields) -> bool:
+    dims = [fields.given(name) for name in ("qk_nope_head_dim", "qk_rope_head_dim")]
+    return fields.given("use_mla") is False or dims == [0, 0]
+
+
 def _text_model(whole: Fields) -> tuple[str, Fields]:
     model_type = _model_type(whole)
-    if model_type in THINKERS:
+    if model_type in THINKERS and not (model_type in ANY_TEXT_MODEL and whole.given("thinker_config") is None):
         return _text_model(whole.inner("thinker_config"))
     if model_type in ANY_TEXT_MODEL or model_type in TEXT_FIELDS:
         name, expected = TEXT_FIELDS.get(model_type) or ("text_config", ANY_TEXT_MODEL[model_type])
+        outer = name.rpartition(".")[0]
+        if outer:
+            whole.lift([outer])
+            whole.defaults = {**whole.defaults, name: {}}
         fields = whole.inner(name)
         if fields.given("model_type") is None:
             return expected, fields
@@ -115,6 +125,5 @@ def refuse_attention(fields: Fields, model_type: str, attention: str | None) -> 
     if attention is not None:
         raise UnsupportedOption(
             f"{fields.source}: model_type is {shown(model_type)}, which has {attention}; pagecore only supports full, "
-            f"sliding-window, chunked (llama4) and latent "
-            f"attention, and the states of {', '.join([*HYBRIDS, *RECURRENT])}"
+            "sliding-window, chunked (llama4) and latent attention, and the states of the families in docs/models.md"
         )

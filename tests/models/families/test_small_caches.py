@@ -35,6 +35,8 @@ DECODERS = {
     "coarse_acoustics": ("bark", "BarkCoarseConfig", "BarkCoarseModel", BARK),
     "csm": ("csm", "CsmConfig", "CsmForConditionalGeneration", CSM),
     "csm_depth_decoder_model": ("csm", "CsmDepthDecoderConfig", "CsmDepthDecoderModel", DEPTH),
+    "diffllama": ("diffllama", "DiffLlamaConfig", "DiffLlamaModel", GROUPED),
+    "doge": ("doge", "DogeConfig", "DogeModel", GROUPED),
     "gradium_phonon_tts": ("gradium_phonon_tts", "GradiumPhononTTSConfig", "GradiumPhononTTSModel", GROUPED | FLOW),
     "higgs_audio_v2": ("higgs_audio_v2", "HiggsAudioV2Config", "HiggsAudioV2Model", GROUPED | {"vocab_size": 128256}),
     "kyutai_speech_to_text": (
@@ -84,7 +86,7 @@ def test_specs_are_those_of_the_cache_of_a_small_model(model_type):
 
 
 def test_every_decoder_that_speaks_is_compared():
-    assert {*SPEECH, "step3p5"} - {*DECODERS} == {"moshi_depth"}
+    assert {*SPEECH, "diffllama", "doge", "step3p5"} - {*DECODERS} == {"moshi_depth"}
 
 
 @pytest.mark.parametrize("model_type", DECODERS)

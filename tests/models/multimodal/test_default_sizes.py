@@ -51,7 +51,7 @@ def test_published_files_leave_sizes_out():
     assert count_parameters(PIXTRAL).total == 12_682_739_712
 
 
-@pytest.mark.parametrize("model_type", sorted(_SIZES))
+@pytest.mark.parametrize("model_type", sorted(_SIZES.keys() - {"moondream3_text"}))
 def test_sizes_are_those_of_transformers(model_type):
     transformers = require("transformers")
     written, names = transformers.AutoConfig.for_model(model_type).to_dict(), FAMILIES[model_type].aliases

@@ -13,12 +13,4 @@ UNSERVED = {
         },
         "sparse attention to blocks of keys (sparse_attention_config = ...)",
     ),
-    "diffllama-375m": (
-        {"model_type": "diffllama", "hidden_size": 1024, "num_attention_heads": 32, "num_hidden_layers": 8},
-        "differential attention",
-    ),
-    "doge-160m": (
-        {"model_type": "doge", "hidden_size": 768, "num_attention_heads": 6, "num_hidden_layers": 24},
-        "attention with a dynamic mask that is computed from the values",
-    ),
 }
