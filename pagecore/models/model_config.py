@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagecore.models.layers.sharing import specs_of_layers
-from pagecore.storage import Alias, AttentionSpec, LatentSpec, StateSpec
+from pagecore.storage import Alias, AttentionSpec, LatentSpec, RowSpec, StateSpec
 
 __all__ = ["ModelConfig", "ModelSpec"]
 
-ModelSpec = AttentionSpec | LatentSpec | StateSpec | Alias
+ModelSpec = AttentionSpec | LatentSpec | RowSpec | StateSpec | Alias
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,11 @@ class ModelConfig:
     ----------
     model_type : str
         The model family; for a multimodal model that of its text model.
-    layers : tuple of AttentionSpec, CrossSpec, LatentSpec, StateSpec or Alias
+    layers : tuple of AttentionSpec, CrossSpec, LatentSpec, RowSpec, StateSpec or Alias
         Specs in the order of the model's layers, as a cache takes them. A layer with attention and a state has two, the
-        attention first; a layer that stores nothing has none, and one that reads the keys and values of an earlier
-        layer has an `Alias`. Of a model with an encoder: the decoder's own layers,
-        then a `CrossSpec` for the cross attention of each.
+        attention first; rows next to attention have specs between them; a layer that stores nothing has none, and one
+        that reads the keys and values of an earlier layer has an `Alias`. Of a model with an encoder: the decoder's own
+        layers, then a `CrossSpec` for the cross attention of each.
     max_length : int or None
         Maximum sequence length in tokens (`max_position_embeddings`); None if the config does not have it.
     specs_by_layer : tuple of tuple of int

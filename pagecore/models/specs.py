@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, SupportsIndex
 
 from pagecore.models.cache_format import requested_format, stored_dtype
 from pagecore.models.config_files.fields import Fields
@@ -13,12 +13,14 @@ from pagecore.models.encoders.specs import has_encoder, read_encoder_decoder
 from pagecore.models.families.attention_specs import Sinks, SpecOptions, attention_specs
 from pagecore.models.families.registry import FAMILIES
 from pagecore.models.layer_types import FULL, attends, keeps_state
+from pagecore.models.layers.compressed import LayerRows, RowOptions
 from pagecore.models.layers.recurrent_states import state_spec
 from pagecore.models.layers.sharing import share_last_layers, share_layers
 from pagecore.models.layers.unsupported import unsupported_fields
 from pagecore.models.model_config import ModelConfig, ModelSpec
 from pagecore.models.multimodal.text_model import refuse_attention, text_model
 from pagecore.storage import StateSpec
+from pagecore.storage.checks import require_int
 
 __all__ = ["read_model_config", "specs_from_config"]
 
@@ -26,7 +28,12 @@ Config = str | os.PathLike[str] | Mapping[str, Any]
 
 
 def specs_from_config(
-    config: Config, *, dtype: object = "auto", sinks: Sinks | None = None, format: str | None = "auto"
+    config: Config,
+    *,
+    dtype: object = "auto",
+    sinks: Sinks | None = None,
+    format: str | None = "auto",
+    block_size: SupportsIndex | None = None,
 ) -> list[ModelSpec]:
     """Return the spec of each layer of a Hugging Face model, for `PagedKVCache(layers=...)`.
 
@@ -51,10 +58,13 @@ def specs_from_config(
         stores them in `dtype`. "auto" uses the one that the config's `quantization_config` asks for (`kv_cache_scheme`
         of compressed-tensors and ModelOpt, `kv_cache_quant_algo` of ModelOpt), else none. Scales are weights and not
         part of a config; pass those of a checkpoint by ``dataclasses.replace(spec, key_scale=..., value_scale=...)``.
+    block_size : int, optional
+        Tokens of a block of the cache, for models with rows of several tokens (`RowSpec`); by default the least
+        multiple of 16 that suits all of them.
 
     Returns
     -------
-    list of AttentionSpec, CrossSpec, LatentSpec or StateSpec
+    list of AttentionSpec, CrossSpec, LatentSpec, RowSpec or StateSpec
         One spec for each model layer, with heads, dims, dtype, format, window or chunk, scale, softcap and sinks, or
         with the planes and the chunk of a state. A layer of Falcon-H1 or Zamba2 with both has two specs, first that of
         its attention, and an MLP of Nemotron-H none: `read_model_config` returns the specs of each layer. States are
@@ -72,11 +82,16 @@ def specs_from_config(
     UnsupportedDtype
         A cache cannot have the dtype.
     """
-    return list(read_model_config(config, dtype=dtype, sinks=sinks, format=format).layers)
+    return list(read_model_config(config, dtype=dtype, sinks=sinks, format=format, block_size=block_size).layers)
 
 
 def read_model_config(
-    config: Config, *, dtype: object = "auto", sinks: Sinks | None = None, format: str | None = "auto"
+    config: Config,
+    *,
+    dtype: object = "auto",
+    sinks: Sinks | None = None,
+    format: str | None = "auto",
+    block_size: SupportsIndex | None = None,
 ) -> ModelConfig:
     """Return the specs together with the model's type and maximum length.
 
@@ -105,12 +120,16 @@ def read_model_config(
     attending = attention_specs(fields, family, model_type, kinds, asked)
     if family.sources is not None:
         attending = share_layers(attending, family.sources(fields, num_layers))
+    size = None if block_size is None else require_int("block_size", block_size)
+    rows: Sequence[LayerRows] = [()] * num_layers
+    if family.rows is not None:
+        rows = family.rows(fields, num_layers, RowOptions(asked.dtype, asked.format, size))
     attention = iter(share_last_layers(fields, family.shared_field, attending) if family.shared_field else attending)
     layers: list[ModelSpec] = []
     by_layer: list[tuple[int, ...]] = []
     state: StateSpec | None = None
     for layer, kind in enumerate(kinds):
-        own: list[ModelSpec] = [next(attention)] if attends(kind) else []
+        own: list[ModelSpec] = [*([next(attention)] if attends(kind) else []), *rows[layer]]
         if family.states is not None and keeps_state(kind):
             if state is None or family.states.planes_of_layer is not None:
                 state = state_spec(fields, family.states, asked.dtype, layer)

@@ -18,7 +18,7 @@ from pagecore.serving.budget.options import device_bytes
 from pagecore.serving.checks import as_instance
 from pagecore.serving.hybrid import arrange_hybrid, checkpoints_held, divide_hybrid, slots_held, with_checkpoints
 from pagecore.serving.plans import ContextPlan, GroupPlan, MemoryPlan, ModelPlan, StatePlan
-from pagecore.storage import Spec, TensorParallel, parse_memory
+from pagecore.storage import RowSpec, Spec, TensorParallel, parse_memory
 from pagecore.storage.checks import INT32_MAX, require_int, shown
 from pagecore.storage.memory.budgets import Memory
 from pagecore.storage.pools.state_pool import checked_ratio
@@ -133,7 +133,7 @@ def plan_model(
     memory: Memory | None = None,
     *,
     ranks: int = 1,
-    block_size: int = 16,
+    block_size: int | None = None,
     context: SupportsIndex | Iterable[SupportsIndex] | None = None,
     dtype: object = "auto",
     format: str | None = "auto",
@@ -154,8 +154,10 @@ def plan_model(
         As for `specs_from_config`, as are `dtype` and `format`.
     memory : int, str or float, optional
         Memory for keys, values and states on one rank, as for `plan_memory`.
-    ranks, block_size, state_ratio, device
+    ranks, state_ratio, device
         As for `plan_memory`.
+    block_size : int, optional
+        Tokens of a block; by default 16, or the least multiple of it that rows of several tokens need (`RowSpec`).
     context : int or iterable of int, optional
         Lengths of requests to plan for; a few lengths up to the longest of the model by default.
     device_memory : int or str, optional
@@ -182,7 +184,9 @@ def plan_model(
         raise ShapeError(
             f"memory is {shown(memory)} and device_memory is {shown(device_memory)}; give exactly one of them"
         )
-    model = read_model_config(config, dtype=dtype, format=format)
+    model = read_model_config(config, dtype=dtype, format=format, block_size=block_size)
+    needed = (spec.block_size for spec in model.layers if isinstance(spec, RowSpec) and spec.block_size)
+    size = next(needed, 16) if block_size is None else block_size
     if checkpoint_format is not None:
         model = replace(model, layers=with_checkpoints(model.layers, checkpoint_format))
     longest = model.max_length or INT32_MAX
@@ -195,7 +199,7 @@ def plan_model(
             layers,
             memory,
             ranks=ranks,
-            block_size=block_size,
+            block_size=size,
             context=context,
             state_ratio=state_ratio,
             device=device,

@@ -14,6 +14,7 @@ from pagecore.storage.specs.attention_spec import AttentionSpec
 from pagecore.storage.specs.cross_spec import CrossSpec
 from pagecore.storage.specs.latent_spec import LatentSpec
 from pagecore.storage.specs.parallel import TensorParallel
+from pagecore.storage.specs.row_spec import RowSpec
 from pagecore.storage.specs.spec import Plane, Spec
 from pagecore.storage.specs.state_spec import StateSpec
 
@@ -30,6 +31,7 @@ __all__ = [
     "MemoryFigures",
     "Plane",
     "Region",
+    "RowSpec",
     "Spec",
     "StatePool",
     "StateSpec",

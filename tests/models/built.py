@@ -22,6 +22,8 @@ OF_STATES = {
     "zaya",
 }
 OF_LATENTS = {"axk2", "dots3_note_text", "hy_v4", "mistral_large4_text"}
+# Families with rows next to attention, which families/test_rows.py compares.
+OF_ROWS = {"deepseek_v4", "deepseek_v41_text", "step5"}
 TEXT_PARTS = {
     "cosmos3_edge_text",
     "deepseek_ocr2_text",
@@ -59,7 +61,7 @@ OF_RULES = {
 # Families of remote code, which families/test_remote_code.py compares with published sizes.
 REMOTE = {*REMOTE_CODE, *REMOTE_HYBRIDS, *REMOTE_LLAMAS, *ENGINE_MODELS, "mimo_v2", "pangu_ultra_moe", "sarvam_mla"}
 # Families that families/test_built.py and families/test_small_caches.py compare, instead of with recorded attributes.
-BUILT = {*BERT, *TEXT_PARTS, *OF_RULES, *REMOTE, *SPEECH, *INKLING, "rwkv", "xlstm", *OF_STATES, *OF_LATENTS}
+BUILT = {*BERT, *TEXT_PARTS, *OF_RULES, *REMOTE, *SPEECH, *INKLING, "rwkv", "xlstm", *OF_STATES, *OF_LATENTS, *OF_ROWS}
 
 # Families whose parameters parameters/test_text_models.py counts.
 COUNTED_TEXT = [

@@ -13,7 +13,7 @@ from pagecore.models.config_files.fields import Fields, shown
 from pagecore.models.families.family import Family, Heads
 from pagecore.models.layer_types import CHUNKED_LAYER, FULL, HYBRID_SLIDING, SLIDING, attends
 from pagecore.models.layers.latents import latent_spec
-from pagecore.storage import Alias, AttentionSpec, LatentSpec
+from pagecore.storage import Alias, AttentionSpec, LatentSpec, RowSpec
 
 __all__ = ["Sinks", "SpecOptions", "attention_specs"]
 
@@ -38,7 +38,7 @@ class SpecOptions:
 
 def attention_specs(
     fields: Fields, family: Family, model_type: str, kinds: Sequence[str], asked: SpecOptions
-) -> list[AttentionSpec | LatentSpec | Alias]:
+) -> list[AttentionSpec | LatentSpec | RowSpec | Alias]:
     """Return the spec of each layer that attends, of a model whose layers have the given kinds."""
     layers = [layer for layer, kind in enumerate(kinds) if attends(kind)]
     if not layers:
@@ -79,13 +79,13 @@ def attention_specs(
 
 def _latent_specs(
     fields: Fields, family: Family, model_type: str, kinds: Sequence[str], heads: int, asked: SpecOptions
-) -> list[AttentionSpec | LatentSpec | Alias]:
+) -> list[AttentionSpec | LatentSpec | RowSpec | Alias]:
     """Return the specs of layers with latent attention; they differ at most by their index keys."""
     if family.latents is not None:
         found = family.latents(fields, heads, len(kinds), asked.dtype, asked.format)
         return [spec for spec, kind in zip(found, kinds, strict=True) if attends(kind)]
     spec = latent_spec(fields, heads, asked.dtype, asked.format)
-    specs: list[AttentionSpec | LatentSpec | Alias] = [spec for kind in kinds if attends(kind)]
+    specs: list[AttentionSpec | LatentSpec | RowSpec | Alias] = [spec for kind in kinds if attends(kind)]
     if family.indexes is not None:
         indexed = replace(spec, index_dim=fields.integer("index_head_dim"))
         specs = [indexed if each else spec for each in family.indexes(fields, len(kinds))]

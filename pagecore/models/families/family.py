@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from pagecore.arrays import DType
 from pagecore.models.config_files.fields import Fields
+from pagecore.models.layers.compressed import Rows
 from pagecore.models.layers.recurrent_states import States
 from pagecore.models.layers.windows import no_layer
-from pagecore.storage import Alias, LatentSpec
+from pagecore.storage import Alias, LatentSpec, RowSpec
 from pagecore.storage.checks import LAYERS_MAX
 
 __all__ = ["Family", "Heads", "count_layers"]
@@ -102,6 +103,9 @@ class Family:
     kinds : callable, optional
         Returns the kind of each layer from fields and the number of layers, in a family without states some of whose
         layers store nothing.
+    rows : callable, optional
+        Returns the specs of the rows that each layer stores next to its keys and values, or latents, from fields, the
+        number of layers, and `RowOptions`.
     nested : tuple of str
         Fields that are objects, whose own fields the family reads as "attn_config.kv_n_heads".
     has_chunks : bool
@@ -115,7 +119,7 @@ class Family:
     scale: Callable[[Fields, int, int], float | None] = lambda _fields, _head_dim, _layer: None
     aliases: Mapping[str, str] = field(default_factory=dict)
     stores_latents: bool = False
-    latents: Callable[[Fields, int, int, DType, str | None], list[LatentSpec | Alias]] | None = None
+    latents: Callable[[Fields, int, int, DType, str | None], list[LatentSpec | RowSpec | Alias]] | None = None
     indexes: Callable[[Fields, int], list[bool]] | None = None
     count_layers: Callable[[Fields], int] = count_layers
     has_chunks: bool = False
@@ -129,4 +133,5 @@ class Family:
     shared_field: str = ""
     sources: Callable[[Fields, int], list[int]] | None = None
     kinds: Callable[[Fields, int], list[str]] | None = None
+    rows: Rows | None = None
     nested: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ from pagecore.errors import UnsupportedOption
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.families.common_fields import DIMS_OF_128, GROUPED, MOSAIC_NAMES
 from pagecore.models.families.family import Family
+from pagecore.models.layers.compressed import index_rows_of_minimax
 from pagecore.models.layers.score_scales import multiplier
 from pagecore.storage.checks import LAYERS_MAX
 
@@ -84,6 +85,13 @@ _HRM = {
     "num_layers_per_stack": None,
     "prefix_lm": True,
 }
+_MINIMAX_M3 = {
+    **DIMS_OF_128,
+    "num_key_value_heads": 4,
+    "layer_types": None,
+    "sparse_attention_config": None,
+    "index_head_dim": 128,
+}
 _KOSMOS_NAMES = {"num_attention_heads": "attention_heads", "hidden_size": "embed_dim", "num_hidden_layers": "layers"}
 _DBRX_NAMES = {**MOSAIC_NAMES, "num_key_value_heads": "attn_config.kv_n_heads"}
 
@@ -142,7 +150,7 @@ FULL_ATTENTION: Mapping[str, Family] = {
     "kosmos_2_text_model": Family({}, aliases=_KOSMOS_NAMES),
     "llama": Family(GROUPED),
     "minimax_m2": Family({"head_dim": 128, "num_key_value_heads": 8}),
-    "minimax_m3_vl_text": Family({**DIMS_OF_128, "num_key_value_heads": 4}),
+    "minimax_m3_vl_text": Family(_MINIMAX_M3, rows=index_rows_of_minimax),
     "molmo2_text": _grouped(8, 128),
     "nanochat": Family(GROUPED),
     "nemotron": Family(GROUPED),

@@ -13,6 +13,7 @@ from pagecore.models.config_files.fields import Fields
 from pagecore.models.families.common_fields import DIMS_OF_128
 from pagecore.models.families.family import Family, Heads
 from pagecore.models.layer_types import FULL, SLIDING
+from pagecore.models.layers.compressed import index_rows_of_step_5
 from pagecore.models.layers.score_scales import unscaled
 from pagecore.models.layers.windows import (
     all_but_every_fifth_layer,
@@ -222,6 +223,15 @@ _STEP: Mapping[str, object] = {
     "num_nextn_predict_layers": 0,
 }
 
+_STEP_3 = Family(
+    _STEP,
+    no_layer,
+    scale=_root_of_scalar_or_dim,
+    aliases={"num_key_value_heads": "num_attention_groups"},
+    heads=_heads_of_sliding_layers,
+)
+_STEP_5_NAMES = {**_STEP_3.aliases, "num_sliding_attention_heads": "swa_num_attention_heads"}
+
 HEADS_BY_LAYER: Mapping[str, Family] = {
     "gemma3n_text": Family(GEMMA_3N, all_but_every_fifth_layer, scale=unscaled, shared_field="num_kv_shared_layers"),
     "gemma4_text": _GEMMA_4,
@@ -241,11 +251,11 @@ HEADS_BY_LAYER: Mapping[str, Family] = {
         heads=_heads_of_mimo_v2,
         window=_preceding_tokens_and_one,
     ),
-    "step3p5": Family(
-        _STEP,
-        no_layer,
-        scale=_root_of_scalar_or_dim,
-        aliases={"num_key_value_heads": "num_attention_groups"},
-        heads=_heads_of_sliding_layers,
+    "step3p5": _STEP_3,
+    "step5": replace(
+        _STEP_3,
+        defaults={**_STEP, "head_dim": None, "sparse_config": None},
+        aliases=_STEP_5_NAMES,
+        rows=index_rows_of_step_5,
     ),
 }

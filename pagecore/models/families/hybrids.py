@@ -13,6 +13,7 @@ from pagecore.models.families.family import Family
 from pagecore.models.layers import hybrid_kinds as kinds
 from pagecore.models.layers import recurrent_states as states
 from pagecore.models.layers import remote_states
+from pagecore.models.layers.compressed import index_rows_of_qwen_4
 from pagecore.models.layers.latents_by_layer import latents_of_glm_5_next, latents_of_ling
 from pagecore.models.layers.recurrent_states import States
 from pagecore.models.layers.score_scales import multiplier
@@ -42,6 +43,10 @@ QWEN_3_NEXT: Mapping[str, object] = {
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
     "mamba_ssm_dtype": None,
+}
+_QWEN_4: Mapping[str, object] = {
+    **QWEN_3_NEXT,
+    **dict.fromkeys(("indexer_n_heads", "indexer_head_dim", "indexer_compress_ratio")),
 }
 KIMI_LINEAR = {
     **LATENT,
@@ -179,7 +184,8 @@ HYBRIDS: Mapping[str, Family] = {
     "qwen3_5_text": Family({**QWEN_3_NEXT, "num_key_value_heads": 4}, states=_DELTA_RULE),
     "qwen3_5_moe_text": Family(QWEN_3_NEXT, states=_DELTA_RULE),
     "qwen4_exp_text": Family(
-        QWEN_3_NEXT,
+        _QWEN_4,
+        rows=index_rows_of_qwen_4,
         states=States(kinds.kinds_of_qwen_4, states.delta_rule, states.chunk_of_64, "mamba_ssm_dtype"),
     ),
     "kimi_linear": Family(

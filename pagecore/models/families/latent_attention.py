@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.families.common_fields import LATENT
 from pagecore.models.families.family import Family, count_layers
+from pagecore.models.layers.compressed import latents_of_deepseek_4, rows_of_deepseek_4
 from pagecore.models.layers.indexers import every_layer_indexes, layers_that_index
 from pagecore.models.layers.latents_by_layer import latents_of_mistral_large_4
 from pagecore.models.layers.latents_with_windows import latents_of_dots
@@ -80,6 +81,14 @@ MISTRAL_LARGE_4: Mapping[str, object] = {
     "qk_nope_head_dim": 64,
     "no_rope_layer_interval": 4,
 }
+DEEPSEEK_4: Mapping[str, object] = {
+    **dict.fromkeys(("layer_types", "compress_ratios", "compress_rates")),
+    **dict.fromkeys(("kv_source_layer_ids", "index_source_layer_ids", "kv_lora_rank")),
+    "head_dim": 512,
+    "num_key_value_heads": 1,
+    "sliding_window": 128,
+    "index_head_dim": 128,
+}
 DOTS_3: Mapping[str, object] = {
     **LATENT,
     **dict.fromkeys(("layer_types", "per_layer_config", "sliding_window", "use_sliding_window", "use_dsa")),
@@ -94,6 +103,13 @@ _PANGU_NAMES = {
     "qk_rope_head_dim": "attention_qk_rope_dim",
     "v_head_dim": "attention_v_dim",
 }
+_DEEPSEEK_4 = Family(
+    DEEPSEEK_4,
+    stores_latents=True,
+    latents=latents_of_deepseek_4,
+    rows=rows_of_deepseek_4,
+    aliases={"sliding_window": "window_size"},
+)
 
 LATENT_ATTENTION: Mapping[str, Family] = {
     "axk1": Family({**LATENT, "num_key_value_heads": 64}, stores_latents=True),
@@ -101,6 +117,8 @@ LATENT_ATTENTION: Mapping[str, Family] = {
     "deepseek_v2": Family(LATENT, stores_latents=True),
     "deepseek_v3": Family({**LATENT, "num_key_value_heads": 128}, stores_latents=True),
     "deepseek_v32": Family(DEEPSEEK_32, stores_latents=True, indexes=every_layer_indexes),
+    "deepseek_v4": _DEEPSEEK_4,
+    "deepseek_v41_text": _DEEPSEEK_4,
     "dots3_note_text": Family(DOTS_3, stores_latents=True, latents=latents_of_dots),
     "glm4_moe_lite": Family(GLM_4_MOE_LITE, stores_latents=True),
     "glm_moe_dsa": Family(GLM_DSA, stores_latents=True, indexes=layers_that_index),

@@ -89,13 +89,12 @@ def every_fourth_or_the_last_attends(fields: Fields, num_layers: int) -> list[st
 
 
 def kinds_of_qwen_4(fields: Fields, num_layers: int) -> list[str]:
-    """Layers are listed, or every nth attends; refuse averaged index keys and states of n-grams."""
-    for name in ("ple_layer_ids", "indexer_n_heads"):
-        if fields.given(name):
-            raise UnsupportedOption(
-                f"{fields.source}: {fields.describe(name)}, but states of n-grams and index keys that are averaged "
-                "over blocks are not supported; pass a list of specs"
-            )
+    """Layers are listed, or every nth attends; refuse states of n-grams."""
+    if fields.given("ple_layer_ids"):
+        raise UnsupportedOption(
+            f"{fields.source}: {fields.describe('ple_layer_ids')}, but states of n-grams are not supported; pass a "
+            "list of specs"
+        )
     found = listed_kinds(fields, num_layers, {**ATTENTION_OR_STATE, "indexed_attention": FULL})
     return found or every_nth_attends("full_attention_interval")(fields, num_layers)
 

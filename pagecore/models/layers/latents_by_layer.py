@@ -16,21 +16,21 @@ from pagecore.models.layers.hybrid_kinds import kinds_of_glm_5_next
 from pagecore.models.layers.indexers import every_layer_indexes, indexed_layers
 from pagecore.models.layers.latents import latent_spec
 from pagecore.models.layers.windows import layers_with_rope
-from pagecore.storage import Alias, LatentSpec
+from pagecore.storage import Alias, LatentSpec, RowSpec
 
 __all__ = ["latents_of_glm_5_next", "latents_of_ling", "latents_of_mistral_large_4"]
 
 
 def latents_of_mistral_large_4(
     fields: Fields, heads: int, num_layers: int, dtype: DType, format: str | None
-) -> list[LatentSpec | Alias]:
+) -> list[LatentSpec | RowSpec | Alias]:
     """Return the spec of each layer: some have no rotary part, and some read the latents of an earlier layer."""
     every_layer_indexes(fields, num_layers)  # refuses layers of other types
     indexed = indexed_layers(fields, num_layers)
     rotary = latent_spec(fields, heads, dtype, format)
     plain = replace(rotary, rope_dim=0)
     sources = _sources(fields, num_layers)
-    specs: list[LatentSpec | Alias] = []
+    specs: list[LatentSpec | RowSpec | Alias] = []
     for layer, source in enumerate(sources):
         if source != layer:
             _refuse_own_index(fields, layer, indexed[layer])
@@ -74,7 +74,7 @@ def _refuse_own_index(fields: Fields, layer: int, is_indexed: bool) -> None:
 
 def latents_of_glm_5_next(
     fields: Fields, heads: int, num_layers: int, dtype: DType, format: str | None
-) -> list[LatentSpec | Alias]:
+) -> list[LatentSpec | RowSpec | Alias]:
     """Return the spec of each layer, as if all attended: latents without a rotary part.
 
     Layers with an indexer store the key of each token and the logits of its weights in the mean of a group of tokens.
@@ -90,7 +90,7 @@ def latents_of_glm_5_next(
 
 def latents_of_ling(
     fields: Fields, heads: int, num_layers: int, dtype: DType, format: str | None
-) -> list[LatentSpec | Alias]:
+) -> list[LatentSpec | RowSpec | Alias]:
     """Return the spec of each layer, as if all attended; with `use_mla_nope` the rotary part is left out."""
     # Published files give the key-value heads of grouped attention, which these layers do not have.
     spec = latent_spec(fields, heads, dtype, format, checks_heads=False)

@@ -12,7 +12,7 @@ from pagecore.arrays import DType
 from pagecore.errors import UnsupportedOption
 from pagecore.models.config_files.fields import Fields, shown
 from pagecore.models.layer_types import SLIDING
-from pagecore.storage import Alias, LatentSpec
+from pagecore.storage import Alias, LatentSpec, RowSpec
 
 __all__ = ["latents_of_dots", "sizes_of_dots"]
 
@@ -31,7 +31,7 @@ _OF_PARAMETERS = {"q_lora_rank": 1024, "v_head_dim": 128}
 
 def latents_of_dots(
     fields: Fields, heads: int, num_layers: int, dtype: DType, format: str | None
-) -> list[LatentSpec | Alias]:
+) -> list[LatentSpec | RowSpec | Alias]:
     """Return the spec of each layer: with a window, or with index keys."""
     scale = (fields.integer("qk_nope_head_dim") + fields.integer("qk_rope_head_dim")) ** -0.5
     rank, rope = fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim")

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models.config_files.fields import Fields
-from pagecore.storage import Alias, AttentionSpec, LatentSpec
+from pagecore.storage import Alias, AttentionSpec, LatentSpec, RowSpec
 
 __all__ = ["moved", "share_last_layers", "share_layers", "specs_of_layers"]
 
@@ -19,8 +19,8 @@ _Spec = TypeVar("_Spec")
 
 
 def share_last_layers(
-    fields: Fields, name: str, specs: Sequence[AttentionSpec | LatentSpec | Alias]
-) -> list[AttentionSpec | LatentSpec | Alias]:
+    fields: Fields, name: str, specs: Sequence[AttentionSpec | LatentSpec | RowSpec | Alias]
+) -> list[AttentionSpec | LatentSpec | RowSpec | Alias]:
     """Return the specs with an `Alias` for each of the last layers.
 
     It refers to the last layer with the same window that stores its own keys and values.
@@ -43,7 +43,7 @@ def share_last_layers(
     if count and first < 1:
         fields.refuse(f"{fields.describe(name)}; it must be below {fields.name('num_hidden_layers')}, {len(specs)}")
     sources = {getattr(spec, "window", None): layer for layer, spec in enumerate(specs[:first])}
-    listed: list[AttentionSpec | LatentSpec | Alias] = list(specs[:first])
+    listed: list[AttentionSpec | LatentSpec | RowSpec | Alias] = list(specs[:first])
     for layer, spec in enumerate(specs[first:], first):
         window = getattr(spec, "window", None)
         if window not in sources:
@@ -56,8 +56,8 @@ def share_last_layers(
 
 
 def share_layers(
-    specs: Sequence[AttentionSpec | LatentSpec | Alias], sources: Sequence[int]
-) -> list[AttentionSpec | LatentSpec | Alias]:
+    specs: Sequence[AttentionSpec | LatentSpec | RowSpec | Alias], sources: Sequence[int]
+) -> list[AttentionSpec | LatentSpec | RowSpec | Alias]:
     """Return the specs with an `Alias` for each layer that reads the keys and values of an earlier one."""
     return [
         spec if source == layer else Alias(source)

@@ -69,7 +69,6 @@ _PREFIX = "prompts that attend to later tokens"
 UNSUPPORTED_TYPES: Mapping[str, str] = {
     "bark": "three models with caches of their own: pass semantic_config or coarse_acoustics_config",
     "blt": "transformers over bytes and over patches, whose lengths depend on the text",
-    "deepseek_v4": "attention to compressed keys",
     "cpmant": _PREFIX,
     "diffusion_gemma": _DENOISED,
     "diffusion_gemma_text": _DENOISED,
@@ -93,6 +92,7 @@ UNSUPPORTED_TYPES: Mapping[str, str] = {
 _CONVOLVED = "convolution states of keys and values, and biases of positions"
 # Model types whose layers are stored, and whose attention no spec describes.
 UNATTENDED_TYPES: Mapping[str, str] = {
+    **dict.fromkeys(("deepseek_v4", "deepseek_v41", "deepseek_v41_text"), "attention to compressed keys"),
     **dict.fromkeys(("inkling2", "inkling2_text", "inkling_mm_model", "inkling_model", "inkling_text"), _CONVOLVED),
     **dict.fromkeys(("git", "moondream3", "moondream3_text"), _IMAGES),
     **dict.fromkeys(("llada2_moe", "sdar", "sdar_moe"), _DENOISED),
@@ -103,6 +103,7 @@ UNATTENDED_TYPES: Mapping[str, str] = {
     "minicpm_sala": "attention to selected blocks of keys",
     "paligemma": _PREFIX,
     "phi3small": "block-sparse attention",
+    "step5": "attention to selected blocks of keys",
 }
 
 

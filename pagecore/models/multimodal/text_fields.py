@@ -25,6 +25,7 @@ TEXT_MODELS: Mapping[str, str] = {
     "cohere_compass": "cohere_compass_text",
     "cosmos3_edge": "cosmos3_edge_text",
     "deepseek_ocr2": "deepseek_ocr2_text",
+    "deepseek_v41": "deepseek_v41_text",
     "dots3_note": "dots3_note_text",
     "dots_ocr": "qwen2",
     "dots_vlm": "deepseek_v3",
@@ -82,6 +83,7 @@ TEXT_MODELS: Mapping[str, str] = {
     "qwen4_exp": "qwen4_exp_text",
     "step3_vl": "step3_text",
     "step3p7": "step3p5",
+    "step5_vl": "step5",
 }
 # Multimodal models whose `text_config` may be of any family, with the type that a missing `model_type` means.
 ANY_TEXT_MODEL: Mapping[str, str] = {
@@ -132,10 +134,9 @@ VERSIONED: Mapping[str, tuple[tuple[float, str], ...]] = {
 THINKERS = frozenset({"qwen2_5_omni", "qwen3_asr", "qwen3_omni_moe"})
 # Multimodal models whose published files have the fields of the text model at the top level.
 FLAT = frozenset(
-    {"dots_ocr", "dots_vlm", "ernie4_5_moe_vl", "fuyu", "glm5_next", "hunyuan_vl", "isaac", "Keye", "KeyeVL1_5"}
-    | {"llava_gemma"}
-    | {"llava_llama", "llava_mistral", "llava_mixtral", "llava_mpt", "llava_qwen", "llava_qwen3", "paddleocr_vl"}
-    | {"phi3_v", "phi4-siglip", "qwen2_vl", "qwen2_5_vl"}
+    {"deepseek_v41", "dots_ocr", "dots_vlm", "ernie4_5_moe_vl", "fuyu", "glm5_next", "hunyuan_vl", "isaac"}
+    | {"Keye", "KeyeVL1_5", "llava_gemma", "llava_llama", "llava_mistral", "llava_mixtral", "llava_mpt", "llava_qwen"}
+    | {"llava_qwen3", "paddleocr_vl", "phi3_v", "phi4-siglip", "qwen2_vl", "qwen2_5_vl"}
 )
 # Families that have grouped attention if their config has dims of 0 for latents or says `use_mla` false.
 WITHOUT_LATENTS: Mapping[str, str] = {"deepseek_v2": "deepseek"}

@@ -14,7 +14,7 @@ from pagecore.storage.pools.adoption import Span, adopt
 from pagecore.storage.pools.allocation import Allocator, allocated, checked_allocator, fill_zeros
 from pagecore.storage.pools.layout import KVLayout, as_layout
 from pagecore.storage.pools.regions import Region
-from pagecore.storage.specs.spec import Plane, Spec, check_spec
+from pagecore.storage.specs.spec import Plane, Spec, check_block_size, check_spec
 
 
 class KVPool:
@@ -85,6 +85,7 @@ class KVPool:
         self.num_layers = require_int("num_layers", num_layers, max=LAYERS_MAX)
         self.num_blocks = require_int("num_blocks", num_blocks, min=2)
         self.block_size = require_int("block_size", block_size)
+        check_block_size(spec, self.block_size)
         self.layout = as_layout(layout).bind(spec.planes, self.num_layers, self.num_blocks, self.block_size)
         # Spans of the caller's memory; empty if the pool allocates its own.
         self.spans: tuple[Span, ...] = ()
@@ -222,7 +223,8 @@ class KVPool:
 
 
 def bytes_per_block(spec: Spec, num_layers: int, block_size: int) -> int:
-    """Return the bytes of one block in `num_layers` layers."""
+    """Return the bytes of one block in `num_layers` layers; raise ShapeError for a block size that the spec refuses."""
+    check_block_size(spec, block_size)
     counts = {"token": block_size, "block": 1}
     return num_layers * sum(plane.nbytes * counts[plane.per] for plane in spec.planes)
 

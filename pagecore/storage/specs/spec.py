@@ -59,8 +59,9 @@ class Plane:
 class Spec(Protocol):
     """Description of a layer for pools, layouts and caches; `AttentionSpec` is one, and users may define others.
 
-    Two optional methods serve particular caches: ``shard(parallel) -> Spec`` returns a rank's part of the layer, and
-    ``with_dtype(dtype) -> Spec`` the same layer stored as another dtype. A cache that needs a missing method raises
+    An optional attribute `block_size` is the only block size, in tokens, for which planes per block are right; None for
+    any. Two optional methods serve particular caches: ``shard(parallel) -> Spec`` returns a rank's part of the layer,
+    and ``with_dtype(dtype) -> Spec`` the same layer stored as another dtype. A cache that needs a missing method raises
     UnsupportedOption.
     """
 
@@ -88,6 +89,16 @@ def window_of(spec: Spec) -> int | None:
     """Return the window of a spec as an int, or None for all keys; raise ShapeError for anything below 1."""
     window: Any = spec.window
     return None if window is None else require_int(f"window of a {type(spec).__name__}", window, max=None)
+
+
+def check_block_size(spec: Spec, block_size: int) -> None:
+    """Raise ShapeError if the spec is made for blocks of another size."""
+    needed = getattr(spec, "block_size", None)
+    if needed is not None and needed != block_size:
+        raise ShapeError(
+            f"block_size is {block_size}, but a {type(spec).__name__} has rows for blocks of {needed} tokens; use "
+            f"block_size={needed}"
+        )
 
 
 def format_of(spec: Spec) -> Format | None:

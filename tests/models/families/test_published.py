@@ -195,12 +195,6 @@ def test_listed_layers_take_precedence_over_a_pattern_in_letters():
     assert specs_from_config(config) == specs_from_config(PUBLISHED["k-exaone"])
 
 
-def test_layers_of_sparse_attention_are_refused():
-    config = PUBLISHED["the fewest fields of minimax_m3_vl_text"]
-    with pytest.raises(UnsupportedOption, match=r"sparse attention to blocks of keys \(layer_types\[29\] = "):
-        specs_from_config(config | {"layer_types": ["full_attention"] * 29 + ["minimax_m3_sparse"]})
-
-
 @pytest.mark.parametrize("wrapper", ANY_TEXT_MODEL)
 @pytest.mark.parametrize("name", ["llama-3-8b", "qwen3-30b-a3b", "the fewest fields of ministral3", "command-r7b"])
 def test_a_wrapper_has_the_layers_of_its_text_model(wrapper, name):

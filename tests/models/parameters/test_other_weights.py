@@ -8,6 +8,7 @@ from pagecore.errors import UnsupportedOption
 from pagecore.models.parameters import Kind, count_parameters, weight_format
 from tests.models.parameters.test_weights import ATTENTION, MLP, SMALL, by_hand
 
+SPQR = {"a.dense_weights.shape": 6400, "a.row_offsets.shape": 21, "a.col_vals.shape": 900, "a.in_perm.shape": [160]}
 SIDES = 2 * (ATTENTION + MLP)
 LLAMA_2_7B = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32}
 LLAMA_2_7B |= {"num_attention_heads": 32, "vocab_size": 32000, "torch_dtype": "float16"}
@@ -48,6 +49,8 @@ def bytes_of(quantised, config=SMALL):
         # Codes of eight inputs, and a codebook of 65,536 vectors for each matrix.
         ({"quant_method": "vptq", "config_for_layers": {"a": VPTQ}}, (0, (8, 1), 24, (65536 + 256) * 128, 48)),
         ({"quant_method": "exl2", "bits": 4.25}, (4.25, (1, 0), 0)),
+        ({"quant_method": "sinq", "nbits": 4, "group_size": 64, "method": "sinq"}, (4, (1, 64), 32, 0, 16)),
+        ({"quant_method": "sinq", "nbits": 3, "group_size": 128}, (3.2, (1, 128), 32, 0, 16)),
     ],
 )
 def test_codes_and_scales_of_every_matrix_are_counted(quantised, layout):
@@ -99,7 +102,13 @@ def test_a_module_that_is_not_quantised_is_named_with_or_without_its_weight():
 @pytest.mark.parametrize(
     ("quantised", "words"),
     [
-        ({"quant_method": "spqr"}, 'quant_method is "spqr"'),
+        ({"quant_method": "gguf"}, 'quant_method is "gguf"'),
+        ({"quant_method": "spqr"}, "shapes is missing"),
+        ({"quant_method": "spqr", "shapes": {"a.col_vals.shape": 3}}, "shapes is"),
+        ({"quant_method": "spqr", "shapes": {"a.dense_weights.shape": "3"}}, "shapes is"),
+        ({"quant_method": "spqr", "shapes": SPQR, "bits": 4}, "bits is 4"),
+        ({"quant_method": "sinq", "nbits": 5}, "nbits is 5"),
+        ({"quant_method": "sinq", "tiling_mode": "2D"}, 'tiling_mode is "2D"'),
         ({"quant_method": "aqlm", "nbits_per_codebook": 17}, "nbits_per_codebook is 17"),
         ({"quant_method": "aqlm", "in_group_size": "8"}, 'in_group_size is "8"'),
         ({"quant_method": "aqlm", "num_codebooks": 0}, "num_codebooks is 0"),
@@ -132,6 +141,26 @@ def test_methods_whose_bytes_are_unknown(quantised, words):
         UnsupportedOption, match=rf"quantization_config.*{words}.*whose bytes are unknown; pass weights="
     ):
         weight_format(SMALL | {"quantization_config": quantised})
+
+
+def test_arrays_of_spqr_have_the_lengths_in_the_config():
+    found, others = bytes_of({"quant_method": "spqr", "shapes": SPQR})
+    elements = sum(outputs * inputs for outputs, inputs in SIDES)
+    assert found == math.ceil(elements * (8 * 6400 + 4 * (21 + 900 + 160)) / (16 * 6400)) + others
+
+
+@pytest.mark.parametrize(
+    ("name", "block", "size"),
+    [("q4_0", 18, 32), ("q8_0", 34, 32), ("q2_k", 84, 256), ("q3_k", 110, 256), ("q4_k", 144, 256), ("q6_k", 210, 256)],
+)
+def test_blocks_of_gguf_have_the_bytes_of_its_types(name, block, size):
+    parameters = count_parameters(SMALL)
+    others = 2 * (parameters.total - parameters.of_kind(Kind.LINEAR))
+    expected = sum(
+        outputs * math.ceil(inputs / size) * block - (-inputs % size) * outputs * int(name[1]) // 8
+        for outputs, inputs in SIDES
+    )
+    assert weight_format(SMALL, name).nbytes(parameters) == expected + others
 
 
 @pytest.mark.parametrize("name", ["tie_word_embeddings", "vision_config", "audio_config"])

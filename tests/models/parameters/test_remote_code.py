@@ -2,8 +2,9 @@
 
 import pytest
 
+from pagecore import UnsupportedOption
 from pagecore.models import ConfigError
-from pagecore.models.parameters import count_parameters
+from pagecore.models.parameters import count_parameters, weight_format
 
 
 def mlp(hidden, width):
@@ -47,6 +48,12 @@ def ring(hidden, heads, layers, group, width, expert):
     layered = full * attention(hidden, heads, 4, 128) + (layers - full) * lightning + layers * norms
     return layered + mlp(hidden, width) + (layers - 1) * experts + 2 * 157184 * hidden + hidden
 
+
+JET_PARTS = {"swa": {"window_size": 1152}, "jet": {"num_heads": 6, "head_dim": 256, "expand_v": 2.0, "conv_size": 4}}
+JET_PARTS["jet"]["dconv_generator_reduction"] = 8
+DEEPSEEK_V4 = {"model_type": "deepseek_v4", "hidden_size": 4096, "num_attention_heads": 64, "num_hidden_layers": 43}
+DEEPSEEK_V4 |= {"compress_ratios": [0, 0, *[4, 128] * 20, 4], "moe_intermediate_size": 2048, "n_routed_experts": 256}
+DEEPSEEK_V4 |= {"q_lora_rank": 1024, "o_lora_rank": 1024, "vocab_size": 129280}
 
 # Of each: the config, the parameters, and what the model card has.
 CASES = {
@@ -130,6 +137,27 @@ CASES = {
         + 2 * 262144 * 4096
         + 4096,
     ),
+    "jet-nemotron-2b": (
+        {"model_type": "jet_nemotron", "hidden_size": 1536, "num_attention_heads": 12, "num_hidden_layers": 4}
+        | {"num_key_value_heads": 2, "intermediate_size": 8960, "vocab_size": 151936, "tie_word_embeddings": True}
+        | {"layer_types": ["jet", "attn", "jet", "swa"], "efficient_attention_config": JET_PARTS},
+        2 * (attention(1536, 12, 2, 128) + 12 * 128 + 2 * 2 * 128)
+        + 2 * (1536 * (2 * 1536 + 2 * 3072 + 12) + 1536 * 384 + 384 * 4 * 3072 + 4 * 3072 + 12 + 512 + 3072 * 1536)
+        + 4 * (mlp(1536, 8960) + 2 * 1536)
+        + 151936 * 1536
+        + 1536,
+    ),
+    "nanbeige": (
+        {"model_type": "nanbeige", "hidden_size": 3072, "num_attention_heads": 48, "num_hidden_layers": 22}
+        | {"num_key_value_heads": 8, "intermediate_size": 10752, "vocab_size": 166144, "num_loops": 2},
+        22 * (attention(3072, 48, 8, 64) + mlp(3072, 10752) + 2 * 3072) + 2 * 166144 * 3072 + 3072,
+    ),
+    "spark-2.5": (
+        {"model_type": "spark2_5", "hidden_size": 2048, "num_attention_heads": 8, "num_hidden_layers": 28}
+        | {"num_key_value_heads": 2, "intermediate_size": 6656, "vocab_size": 133120},
+        28 * (attention(2048, 8, 2, 256) + 2048 * 8 + mlp(2048, 6656) + 2 * 2048) + 2 * 133120 * 2048 + 2048,
+    ),
+    "deepseek-v4-flash": (DEEPSEEK_V4, 284_332_230_231),  # 284B
     "mimo-v2.5-pro": (  # 1.02T
         {"model_type": "mimo_v2", "hidden_size": 6144, "num_attention_heads": 128, "num_hidden_layers": 70}
         | {"num_key_value_heads": 8, "swa_num_key_value_heads": 8, "head_dim": 192, "v_head_dim": 128}
@@ -175,6 +203,38 @@ def test_experts_of_hunyuan(change, difference):
     assert count_parameters(HUNYUAN_LARGE | change).total - count_parameters(HUNYUAN_LARGE).total == difference
     with pytest.raises(ConfigError, match=r"num_shared_expert is \[1\]"):
         count_parameters(HUNYUAN_LARGE | {"num_shared_expert": [1]})
+
+
+def test_tables_of_ngrams_are_counted():
+    config = {"model_type": "longcat_flash_ngram", "hidden_size": 48, "num_layers": 2, "num_attention_heads": 4}
+    config |= {"vocab_size": 100, "ffn_hidden_size": 40, "expert_ffn_hidden_size": 24, "n_routed_experts": 6}
+    config |= {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
+    tables = {"ngram_vocab_size_ratio": 3, "emb_split_num": 2, "emb_neighbor_num": 4}
+    rows = sum(3 * 100 + 2 * number + 1 for number in range(6))
+    difference = count_parameters(config | tables).total - count_parameters(config).total
+    assert difference == 8 * rows + 6 * 8 * 48
+
+
+@pytest.mark.parametrize(
+    ("model_type", "kin"), [("sdar", "qwen3"), ("sdar_moe", "qwen3_moe"), ("teleflm", "llama"), ("llada2_moe", "qwen3")]
+)
+def test_models_with_the_layers_of_others(model_type, kin):
+    config = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3}
+    config |= {"head_dim": 16, "intermediate_size": 96, "vocab_size": 100, "num_experts": 0, "use_qk_norm": True}
+    expected = count_parameters(config | {"model_type": kin}).total
+    assert count_parameters(config | {"model_type": model_type}).total == expected
+
+
+def test_experts_of_deepseek_v4_have_a_format_of_their_own():
+    experts = 43 * 256 * 3 * 4096 * 2048
+    quantised = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    parameters = count_parameters(DEEPSEEK_V4)
+    eight, four = (
+        weight_format(DEEPSEEK_V4 | quantised | {"expert_dtype": kind}).nbytes(parameters) for kind in ("fp8", "fp4")
+    )
+    assert eight - four == experts + experts * 4 // 128**2 - experts * 17 // 32
+    with pytest.raises(UnsupportedOption, match='expert_dtype is "int2", whose bytes are unknown'):
+        weight_format(DEEPSEEK_V4 | quantised | {"expert_dtype": "int2"})
 
 
 def test_lightning_attention_of_ling_2_5_is_counted():

@@ -10,9 +10,8 @@ from tests.models.published.kin import KIN_PUBLISHED
 from tests.models.published.latents import LATENTS
 from tests.models.published.multimodal import MULTIMODAL
 from tests.models.published.sliding_windows import SLIDING_WINDOWS
-from tests.models.published.unserved import UNSERVED
 
-__all__ = ["LLAMA_4_SCOUT", "PUBLISHED", "UNSERVED"]
+__all__ = ["LLAMA_4_SCOUT", "PUBLISHED"]
 
 PUBLISHED = {
     **FULL_ATTENTION,

@@ -17,6 +17,8 @@ __all__ = ["add_experts", "expert_count", "has_experts"]
 
 # Names of the number of routed experts; transformers writes some of them under another name than the published file.
 _COUNTS = ("n_routed_experts", "num_experts", "num_local_experts")
+# Entries of `mlp_layer_types` for layers with experts.
+_KINDS = ("sparse", "moe", "hash_moe")
 
 
 def expert_count(fields: Fields, experts: Experts) -> int:
@@ -32,7 +34,7 @@ def has_experts(fields: Fields, experts: Experts | None, layer: int) -> bool:
         return False
     listed: Any = fields.given("mlp_layer_types")
     if isinstance(listed, list | tuple) and layer < len(listed):
-        return bool(listed[layer] == "sparse")
+        return listed[layer] in _KINDS
     flags: Any = fields.given("moe_layer_freq")
     if isinstance(flags, list | tuple) and layer < len(flags):
         return bool(flags[layer])

@@ -127,6 +127,8 @@ class Traits:
         Further parameters of the first and the last stage.
     settle : callable, optional
         Returns those of these values that depend on the config's fields.
+    add_attention : callable, optional
+        Adds attention of a kind that no other family has, from the specs of a layer.
     add_to_layer : callable, optional
         Adds what a layer has besides, from its specs and its number.
     sizes_of_layer : callable, optional
@@ -167,6 +169,7 @@ class Traits:
     first: int = 0
     last: int = 0
     settle: Callable[[Fields], Settled] | None = None
+    add_attention: Callable[[Tally, Fields, Sequence[Any]], None] | None = None
     add_to_layer: Callable[[Tally, Fields, Sequence[Any], int], None] | None = None
     sizes_of_layer: Callable[[Fields, int], Fields] | None = None
     weights_of_layer: Callable[[Fields, int], int] | None = None

@@ -9,7 +9,20 @@ from pagecore.models.config_files.fields import Fields
 from pagecore.models.parameters.counting.tally import Kind, Split, Tally
 from pagecore.storage import StateSpec
 
-__all__ = ["add_lightning_of_ling", "add_mamba_of_plamo"]
+__all__ = ["add_delta_rule_of_jet", "add_lightning_of_ling", "add_mamba_of_plamo"]
+
+
+def add_delta_rule_of_jet(tally: Tally, fields: Fields, spec: StateSpec) -> None:
+    """Add a gated delta rule whose convolution has a kernel for each token, which two projections compute."""
+    hidden, (channels, kept) = fields.integer("hidden_size"), spec.planes[0].shape
+    heads, value_dim, key_dim = spec.planes[1].shape
+    rank = channels // fields.integer("efficient_attention_config.jet.dconv_generator_reduction")
+    tally.linear(hidden, 2 * heads * key_dim + 2 * channels + 2 * heads, name="qkvabz_proj")
+    tally.linear(hidden, rank, name="dynamic_conv1d.kernel_generator.w1")
+    tally.linear(rank, channels * (kept + 1), bias=True, name="dynamic_conv1d.kernel_generator.w2")
+    tally.add(2 * heads, Kind.OTHER, Split.TENSOR)
+    tally.norm(value_dim)
+    tally.linear(channels, hidden, name="o_proj")
 
 
 def add_lightning_of_ling(tally: Tally, fields: Fields, spec: StateSpec) -> None:

@@ -9,7 +9,11 @@ from collections.abc import Callable, Mapping
 
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.parameters.counting.tally import Kind, Split, Tally
-from pagecore.models.parameters.decoders.remote_states import add_lightning_of_ling, add_mamba_of_plamo
+from pagecore.models.parameters.decoders.remote_states import (
+    add_delta_rule_of_jet,
+    add_lightning_of_ling,
+    add_mamba_of_plamo,
+)
 from pagecore.models.parameters.decoders.rwkv_xlstm import add_rwkv, add_xlstm
 from pagecore.storage import StateSpec
 from pagecore.storage.checks import ceil_div
@@ -134,6 +138,8 @@ STATE_LAYERS: Mapping[str, Adder] = {
     "qwen3_next": _delta_rule,
     "qwen3_5_text": _delta_rule,
     "qwen3_5_moe_text": _delta_rule,
+    "qwen4_exp_text": _delta_rule,
+    "jet_nemotron": add_delta_rule_of_jet,
     "kimi_linear": _kimi_delta_rule,
     "glm5_next_text": _kimi_delta_rule,
     **dict.fromkeys(("inkling_model", "inkling_text", "inkling2_text", "zaya"), _nothing),

@@ -26,7 +26,7 @@ from pagecore.models.parameters.decoders.other_mlps import (
 from pagecore.models.parameters.decoders.states import STATE_LAYERS
 from pagecore.models.parameters.structures.registry import STRUCTURES
 from pagecore.models.specs import read_model_config
-from pagecore.storage import Alias, AttentionSpec, LatentSpec, StateSpec
+from pagecore.storage import Alias, AttentionSpec, LatentSpec, RowSpec, StateSpec
 
 __all__ = ["add_text_model"]
 
@@ -119,7 +119,10 @@ def _add_layer(tally: Tally, fields: Fields, traits: Traits, specs: list[Any], l
     tally.add(traits.activation)
     path = f"model.layers.{layer}"
     is_shared = any(isinstance(spec, Alias) for spec in specs)
-    for spec in specs:
+    if traits.add_attention is not None:
+        tally.module = f"{path}.self_attn"
+        traits.add_attention(tally, fields, specs)
+    for spec in _with_weights(specs, traits):
         tally.module = f"{path}.{'mixer' if isinstance(spec, StateSpec) else 'self_attn'}"
         if isinstance(spec, StateSpec):
             STATE_LAYERS[model_type](tally, fields, spec)
@@ -149,6 +152,14 @@ def _add_layer(tally: Tally, fields: Fields, traits: Traits, specs: list[Any], l
         add_mlp(tally, fields, traits, width * (1 + (is_shared and fields.flag("use_double_wide_mlp"))))
         if model_type == "longcat_flash" and layer % 2:
             add_longcat_experts(tally, fields, traits)
+
+
+def _with_weights(specs: list[Any], traits: Traits) -> list[Any]:
+    """Return the specs of a layer without its rows, and without the states of tokens that wait to become rows."""
+    if traits.add_attention is not None:
+        return []
+    has_rows = any(isinstance(spec, RowSpec) for spec in specs)
+    return [spec for spec in specs if not isinstance(spec, StateSpec | RowSpec)] if has_rows else specs
 
 
 def _add_ends(

@@ -6,6 +6,7 @@ Source: the configuration and modeling files of transformers 5.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pagecore.models.config_files.fields import Fields
@@ -20,7 +21,7 @@ from pagecore.models.parameters.structures.common_traits import (
     add_hyper_connections,
     half_as_wide,
 )
-from pagecore.storage import LatentSpec
+from pagecore.storage import LatentSpec, RowSpec
 
 __all__ = ["HYBRIDS"]
 
@@ -65,6 +66,24 @@ def _glm_layer(tally: Tally, fields: Fields, specs: Sequence[Any], _layer: int) 
         tally.add(dim * (fields.integer("index_kpool") + fields.integer("hidden_size")))
 
 
+def _qwen_4_layer(tally: Tally, fields: Fields, specs: Sequence[Any], _layer: int) -> None:
+    """Add the connections of the streams, which have norms and low rank, and an indexer of layers that attend."""
+    streams, rank = fields.integer("hc_count"), fields.integer("hc_lowrank")
+    width = streams * fields.integer("hidden_size")
+    tally.add(2 * width * (1 + 2 * rank + streams))
+    if any(isinstance(spec, RowSpec) for spec in specs):
+        dim = fields.integer("indexer_head_dim")
+        heads = fields.integer("indexer_n_heads") + fields.integer("indexer_kv_heads")
+        tally.linear(fields.integer("hidden_size"), heads * dim, split=Split.COPY, name="indexer.index_qk_proj")
+        tally.norm(dim, copies=2)
+
+
+def _qwen_4(fields: Fields) -> Settled:
+    """Return the number of parameters that join the streams in the last stage."""
+    width = fields.integer("hc_count") * fields.integer("hidden_size")
+    return {"last": width * (1 + 2 * fields.integer("hc_lowrank"))}
+
+
 def _ling(fields: Fields) -> Settled:
     """Attention has gates in Ling 3, whose layers with states have no lightning attention."""
     return {"head_gate": not is_lightning(fields)}
@@ -74,6 +93,14 @@ HYBRIDS: Mapping[str, Traits] = {
     "qwen3_next": _QWEN_NEXT_MOE,
     "qwen3_5_text": _QWEN_NEXT,
     "qwen3_5_moe_text": _QWEN_NEXT_MOE,
+    "qwen4_exp_text": replace(
+        _QWEN_NEXT_MOE,
+        norms=0,
+        add_to_layer=_qwen_4_layer,
+        settle=_qwen_4,
+        defaults={"hc_count": 4, "hc_lowrank": 320, "indexer_kv_heads": 1},
+    ),
+    "jet_nemotron": Traits(qkv_bias=True),
     "kimi_linear": Traits(can_tie=False, experts=Experts(shared="num_shared_experts", rule="after")),
     "nemotron_h": Traits(
         mlp_bias="mlp_bias",

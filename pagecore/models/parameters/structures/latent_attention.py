@@ -11,6 +11,7 @@ from typing import Any
 
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.layers.latents_with_windows import sizes_of_dots
+from pagecore.models.parameters.counting.compressed_attention import add_compressed_attention
 from pagecore.models.parameters.counting.tally import Split, Tally
 from pagecore.models.parameters.counting.traits import Experts, Settled, Traits, biased_traits
 from pagecore.models.parameters.structures.common_traits import SHARED_EXPERTS, add_hyper_connections
@@ -32,6 +33,12 @@ def _hy_layer(tally: Tally, fields: Fields, _specs: Sequence[Any], _layer: int) 
     tally.add(heads)
     width = heads * fields.integer("v_head_dim")
     tally.linear(fields.integer("hidden_size"), width, split=Split.ATTENTION, name="gate_proj")
+
+
+def _streams_of_deepseek(tally: Tally, fields: Fields, _specs: Sequence[Any], _layer: int) -> None:
+    """Add the connections of the streams."""
+    streams = fields.integer("hc_mult")
+    add_hyper_connections(tally, fields, (2 + streams) * streams, 3)
 
 
 def _hy(fields: Fields) -> Settled:
@@ -75,6 +82,13 @@ LATENT_ATTENTION: Mapping[str, Traits] = {
     "deepseek_v2": replace(_DEEPSEEK, mlp_bias="mlp_bias"),
     "deepseek_v3": _DEEPSEEK,
     "deepseek_v32": _DEEPSEEK,
+    "deepseek_v4": Traits(
+        experts=Experts("n_routed_experts", shared="n_shared_experts"),
+        add_attention=add_compressed_attention,
+        add_to_layer=_streams_of_deepseek,
+        settle=_hy,
+        defaults={"hc_mult": 4, "n_shared_experts": 1, "o_groups": 8, "index_n_heads": 64},
+    ),
     "dots3_note_text": biased_traits(
         head_gate=True,
         experts=replace(SHARED_EXPERTS, shared_width="shared_experts_intermediate_size"),

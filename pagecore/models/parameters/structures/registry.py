@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from pagecore.models.parameters.counting.traits import Traits
 from pagecore.models.parameters.structures.bert import BERT
+from pagecore.models.parameters.structures.engine_models import ENGINE_MODELS
 from pagecore.models.parameters.structures.full_attention import FULL_ATTENTION
 from pagecore.models.parameters.structures.gpt import GPT
 from pagecore.models.parameters.structures.heads_by_layer import HEADS_BY_LAYER
@@ -34,5 +35,6 @@ STRUCTURES: Mapping[str, Traits] = {
     **SPEECH,
     **REMOTE_CODE,
     **REMOTE_LLAMAS,
+    **ENGINE_MODELS,
     **WITH_IMAGES,
 }

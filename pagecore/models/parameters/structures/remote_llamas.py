@@ -15,7 +15,7 @@ from pagecore.models.parameters.counting.traits import Experts, Settled, Traits,
 from pagecore.models.parameters.structures.common_traits import LLAMA
 from pagecore.storage import Alias
 
-__all__ = ["REMOTE_LLAMAS"]
+__all__ = ["REMOTE_LLAMAS", "weights_of_pass"]
 
 
 def _hunyuan(fields: Fields) -> Settled:
@@ -40,7 +40,8 @@ def _key_norm_of_hunyuan(tally: Tally, fields: Fields, specs: Sequence[Any], _la
         tally.norm(next(spec.head_dim for spec in specs if not isinstance(spec, Alias)))
 
 
-def _weights_of_pass(fields: Fields, layer: int) -> int:
+def weights_of_pass(fields: Fields, layer: int) -> int:
+    """Return the layer of the first pass whose weights a layer uses."""
     return layer % fields.integer("num_hidden_layers")
 
 
@@ -86,7 +87,7 @@ REMOTE_LLAMAS: Mapping[str, Traits] = {
     ),
     "bailing_moe_v2": _BAILING,
     "hunyuan": _HUNYUAN,
-    "iquestloopcoder": replace(LLAMA, weights_of_layer=_weights_of_pass, add_to_layer=_gates_of_loop),
+    "iquestloopcoder": replace(LLAMA, weights_of_layer=weights_of_pass, add_to_layer=_gates_of_loop),
     "jais": Traits(
         qkv_bias=True,
         output_bias=True,
@@ -98,7 +99,7 @@ REMOTE_LLAMAS: Mapping[str, Traits] = {
         aliases={"intermediate_size": "n_inner"},
     ),
     "orion": Traits(norm_bias=True),
-    "ouro": Traits(norms=4, weights_of_layer=_weights_of_pass, settle=_exit_gate_of_ouro),
+    "ouro": Traits(norms=4, weights_of_layer=weights_of_pass, settle=_exit_gate_of_ouro),
     "phi3small": Traits(
         qkv_bias=True,
         output_bias=True,

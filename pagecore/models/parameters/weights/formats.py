@@ -43,6 +43,8 @@ class WeightFormat:
     unquantised : tuple of str
         Patterns of the modules that the checkpoint does not quantise: names, globs, and regular expressions after
         "re:".
+    experts : WeightFormat, optional
+        Format of the matrices of routed experts, if they have another one.
     is_read : bool
         True if the format is that of a `quantization_config`, not a name that the caller gave.
     """
@@ -59,6 +61,7 @@ class WeightFormat:
     output_bits: int | Fraction = 0
     head_bits: int | Fraction = 0
     unquantised: tuple[str, ...] = ()
+    experts: WeightFormat | None = None
     is_read: bool = False
 
     @property
@@ -94,24 +97,14 @@ class WeightFormat:
         elements = matrix.inputs * matrix.outputs
         if not self._stores(matrix):
             return elements * self.other_bits
+        if self.experts is not None and matrix.kind is Kind.EXPERT:
+            return self.experts._matrix(matrix)
         if not self.element_bits and not self.scale_bits:
             return elements * self.bits
         outputs, inputs = self.group
         groups = ceil_div(matrix.outputs, outputs or matrix.outputs) * ceil_div(matrix.inputs, inputs or matrix.inputs)
         codes = elements * self.element_bits + groups * self.scale_bits
         return codes + self.matrix_bits + matrix.inputs * self.input_bits + matrix.outputs * self.output_bits
-
-
-DTYPE_BITS = {"float32": 32, "bfloat16": 16, "float16": 16}
-# Group sizes are those that checkpoints use: int4 128 with a scale and a zero point, nvfp4 16, mxfp4 32.
-WEIGHT_FORMATS: Mapping[str, WeightFormat] = {
-    **{name: WeightFormat(name, Fraction(bits), bits) for name, bits in DTYPE_BITS.items()},
-    "fp8": WeightFormat("fp8", Fraction(8)),
-    "int8": WeightFormat("int8", Fraction(8)),
-    "int4": WeightFormat("int4", 4 + Fraction(20, 128)),
-    "nvfp4": WeightFormat("nvfp4", 4 + Fraction(8, 16)),
-    "mxfp4": WeightFormat("mxfp4", 4 + Fraction(8, 32)),
-}
 
 
 def float8(block: object, scale_bits: int, is_by_row: bool = False) -> WeightFormat:
@@ -127,3 +120,31 @@ def grouped(name: str, bits: int | Fraction, size: int, scale_bits: int, matrix_
     """Return a format whose scales are those of `size` inputs of an output; 0 for all inputs."""
     mean = Fraction(bits) + (Fraction(scale_bits, size) if size else 0)
     return WeightFormat(name, mean, element_bits=bits, group=(1, size), scale_bits=scale_bits, matrix_bits=matrix_bits)
+
+
+DTYPE_BITS = {"float32": 32, "bfloat16": 16, "float16": 16}
+# Types of tensors in GGUF files: bits of a number, numbers that share scales, and bits of the scales.
+_GGUF: Mapping[str, tuple[int, int, int]] = {
+    "q4_0": (4, 32, 16),
+    "q4_1": (4, 32, 32),
+    "q5_0": (5, 32, 16),
+    "q5_1": (5, 32, 32),
+    "q8_0": (8, 32, 16),
+    "iq4_nl": (4, 32, 16),
+    "iq4_xs": (4, 256, 64),
+    "q2_k": (2, 256, 160),
+    "q3_k": (3, 256, 112),
+    "q4_k": (4, 256, 128),
+    "q5_k": (5, 256, 128),
+    "q6_k": (6, 256, 144),
+}
+# Group sizes are those that checkpoints use: int4 128 with a scale and a zero point, nvfp4 16, mxfp4 32.
+WEIGHT_FORMATS: Mapping[str, WeightFormat] = {
+    **{name: WeightFormat(name, Fraction(bits), bits) for name, bits in DTYPE_BITS.items()},
+    "fp8": WeightFormat("fp8", Fraction(8)),
+    "int8": WeightFormat("int8", Fraction(8)),
+    "int4": WeightFormat("int4", 4 + Fraction(20, 128)),
+    "nvfp4": WeightFormat("nvfp4", 4 + Fraction(8, 16)),
+    "mxfp4": WeightFormat("mxfp4", 4 + Fraction(8, 32)),
+    **{name: grouped(name, *layout) for name, layout in _GGUF.items()},
+}

@@ -1,7 +1,7 @@
 """Formats of further quantisation methods: vectors with codebooks (AQLM, VPTQ), trellises (EXL3), grids and integers.
 
-Source: the quantisers of transformers (AQLM, BitNet, EETQ, FP-Quant, Four Over Six, HIGGS, Metal, Quanto), VPTQ,
-ExLlamaV2 and ExLlamaV3.
+Source: the quantisers of transformers (AQLM, BitNet, EETQ, FP-Quant, Four Over Six, HIGGS, Metal, Quanto, SINQ, SpQR),
+VPTQ, ExLlamaV2, ExLlamaV3, and the packages sinq and spqr_quant.
 """
 
 from __future__ import annotations
@@ -152,6 +152,43 @@ def _metal(fields: Fields) -> WeightFormat:
     return grouped(f"int{bits}", bits, _integer(fields, "group_size", 64, max=1 << 16), 32)
 
 
+def _spqr(fields: Fields) -> WeightFormat:
+    """Mean bits of the arrays of all modules, whose lengths the config has: 64 bits for 16 weights, and outliers."""
+    for name, value in (("bits", 3), ("beta1", 16), ("beta2", 16)):
+        if fields.given(name) not in (None, value):
+            refuse(fields, name)
+    shapes = fields.given("shapes")
+    if not isinstance(shapes, Mapping) or not shapes:
+        refuse(fields, "shapes")
+    numbers = {"dense_weights": 0, "row_offsets": 0, "col_vals": 0, "in_perm": 0}
+    for name, shape in shapes.items():
+        part = str(name).removesuffix(".shape").rpartition(".")[2]
+        length = shape[0] if isinstance(shape, list | tuple) and len(shape) == 1 else shape
+        if part not in numbers or type(length) is not int or not 0 <= length < 1 << 40:
+            refuse(fields, "shapes")
+        numbers[part] += length
+    dense = numbers.pop("dense_weights")
+    if not dense:
+        refuse(fields, "shapes")
+    bits = Fraction(64 * dense + 32 * sum(numbers.values()), 16 * dense)
+    return WeightFormat("spqr", bits, element_bits=bits)
+
+
+# Bits of a number in SINQ, which packs ten numbers of three bits in 32.
+_SINQ_BITS: Mapping[int, Fraction] = {2: Fraction(2), 3: Fraction(32, 10), 4: Fraction(4), 8: Fraction(8)}
+
+
+def _sinq(fields: Fields) -> WeightFormat:
+    """Integers with a scale and a zero of each group, and a scale of each input."""
+    bits, size = _integer(fields, "nbits", 4, max=8), _integer(fields, "group_size", 64, max=1 << 16)
+    if bits not in _SINQ_BITS:
+        refuse(fields, "nbits")
+    for name, known in (("method", ("sinq", "asinq")), ("tiling_mode", ("1D",))):
+        if fields.given(name) not in (None, *known):
+            refuse(fields, name)
+    return replace(grouped(f"int{bits}", _SINQ_BITS[bits], size, 32), input_bits=16)
+
+
 def _mxfp8(fields: Fields) -> WeightFormat:
     """Floats of 8 bits, 32 of which share a power of two."""
     if fields.given("moe_quant_algo") is not None:  # experts have another format
@@ -188,5 +225,7 @@ OTHER_METHODS: Mapping[str, Callable[[Fields], WeightFormat]] = {
     "metal": _metal,
     "mxfp8": _mxfp8,
     "quanto": _quanto,
+    "sinq": _sinq,
+    "spqr": _spqr,
     "vptq": _vptq,
 }

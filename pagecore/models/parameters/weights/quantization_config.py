@@ -62,8 +62,19 @@ def weight_format(config: str | os.PathLike[str] | Mapping[str, Any], weights: s
         )
     fields = quantization_of(whole, text)
     if fields is not None:
-        return replace(_quantised(fields), other_bits=_dtype_bits(whole, text))
+        found = replace(_quantised(fields), other_bits=_dtype_bits(whole, text))
+        return _with_experts(
+            found, next((each for each in (fields, text, whole) if each.given("expert_dtype")), fields)
+        )
     return WEIGHT_FORMATS[str(stored_dtype(whole, text, "auto"))]
+
+
+def _with_experts(found: WeightFormat, fields: Fields) -> WeightFormat:
+    """Return a format whose experts may have 4 bits, with a scale of 8 bits for 32 of them (DeepSeek-V4)."""
+    kind = fields.given("expert_dtype")
+    if kind in (None, "fp8"):
+        return found
+    return replace(found, experts=grouped("mxfp4", 4, 32, 8)) if kind == "fp4" else refuse(fields, "expert_dtype")
 
 
 def _dtype_bits(whole: Fields, text: Fields) -> int:

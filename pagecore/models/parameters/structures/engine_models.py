@@ -1,0 +1,67 @@
+"""Structure of the layers of families that vLLM or SGLang serve, and of two whose attention no spec describes.
+
+Source: as for `pagecore.models.families.engine_models`, and the modeling files of transformers 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pagecore.errors import UnsupportedOption
+from pagecore.models.config_files.fields import Fields
+from pagecore.models.parameters.counting.traits import Settled, Traits, biased_traits
+from pagecore.models.parameters.structures.common_traits import LLAMA, QWEN_3, QWEN_3_MOE
+from pagecore.models.parameters.structures.latent_attention import LATENT_ATTENTION
+from pagecore.models.parameters.structures.remote_llamas import REMOTE_LLAMAS, weights_of_pass
+
+__all__ = ["ENGINE_MODELS"]
+
+
+def _tables_of_ngrams(fields: Fields) -> Settled:
+    """Return the parameters of the tables of n-grams, one for each of their parts, and of their projections."""
+    if fields.value("ngram_vocab_size_ratio") is None:
+        return {}
+    rows = fields.scaled(fields.integer("vocab_size"), "ngram_vocab_size_ratio")
+    tables = fields.integer("emb_split_num") * (fields.integer("emb_neighbor_num", min=2) - 1)
+    hidden = fields.integer("hidden_size")
+    # Table i has 2 * i + 1 rows more than a multiple of the vocabulary.
+    return {"first": hidden // tables * (tables * (rows + tables) + tables * hidden)}
+
+
+def _diffllama(fields: Fields) -> Settled:
+    """Four vectors of a head's dim weigh the difference of two attentions."""
+    heads = fields.integer("num_attention_heads")
+    dim = fields.integer("head_dim") if fields.given("head_dim") is not None else fields.integer("hidden_size") // heads
+    return {"activation": 4 * dim}
+
+
+def _doge(fields: Fields) -> Settled:
+    """A mask is computed from the values, and both residuals of a layer have a weight for each feature."""
+    if fields.flag("is_moe"):
+        raise UnsupportedOption(
+            f"{fields.source}: {fields.describe('is_moe')}, whose parameters cannot be counted; pass weights= in bytes"
+        )
+    hidden, heads, kv_heads = (
+        fields.integer(name) for name in ("hidden_size", "num_attention_heads", "num_key_value_heads")
+    )
+    dim = fields.integer("head_dim") if fields.given("head_dim") is not None else hidden // heads
+    mask = kv_heads + kv_heads * (kv_heads * dim + fields.flag("attention_bias"))
+    return {"activation": 2 * hidden + mask}
+
+
+ENGINE_MODELS: Mapping[str, Traits] = {
+    "diffllama": biased_traits(settle=_diffllama),
+    "doge": biased_traits(qk_norm="head", mlp_bias="mlp_bias", settle=_doge, defaults={"is_moe": False}),
+    "llada2_moe": REMOTE_LLAMAS["bailing_moe_v2"],
+    "longcat_flash_ngram": replace(
+        LATENT_ATTENTION["longcat_flash"],
+        settle=_tables_of_ngrams,
+        defaults={"ngram_vocab_size_ratio": None},
+    ),
+    "nanbeige": replace(LLAMA, weights_of_layer=weights_of_pass),
+    "sdar": QWEN_3,
+    "sdar_moe": QWEN_3_MOE,
+    "spark2_5": Traits(head_gate="headwise_attn_output_gate", defaults={"headwise_attn_output_gate": True}),
+    "teleflm": LLAMA,
+}
