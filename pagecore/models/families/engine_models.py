@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.families.common_fields import GROUPED, QWEN
 from pagecore.models.families.family import Family
+from pagecore.models.families.full_attention import FULL_ATTENTION
 from pagecore.models.families.latent_attention import LATENT_ATTENTION
 from pagecore.models.families.remote_llamas import passes_over_layers
 from pagecore.models.families.sliding_windows import SLIDING_WINDOWS
@@ -144,6 +145,7 @@ ENGINE_MODELS: Mapping[str, Family] = {
         kinds=_kinds_of_dory,
         windows=_windows_of_dory,
     ),
+    "interns1_pro_text": FULL_ATTENTION["qwen3_vl_moe_text"],
     "iquest_q1": Family(_IQUEST_Q1, windows=_windows_of_iquest),
     "kimi_audio": Family(QWEN, layers_above),
     "longcat_flash_ngram": LATENT_ATTENTION["longcat_flash"],

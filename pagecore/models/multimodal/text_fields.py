@@ -46,6 +46,7 @@ TEXT_MODELS: Mapping[str, str] = {
     "hunyuan_vl": "hunyuan_vl_text",
     "inkling2": "inkling2_text",
     "inkling_mm_model": "inkling_text",
+    "interns1_pro": "interns1_pro_text",
     "interns2_mobius": "interns2_mobius_text",
     "isaac": "qwen3",
     "jet_vlm": "jet_nemotron",
@@ -117,6 +118,7 @@ ANY_TEXT_MODEL: Mapping[str, str] = {
 # Models whose text model is not in `text_config`: its field, and the type that a missing `model_type` means. A field
 # inside another one may be missing.
 TEXT_FIELDS: Mapping[str, tuple[str, str]] = {
+    "alpamayo2_super": ("vlm_config.text_config", "qwen3_vl_text"),
     "deepseek_vl_v2": ("language_config", "deepseek_v2"),
     "internvl_chat": ("llm_config", "qwen2"),
     "moondream3": ("config.text", "moondream3_text"),

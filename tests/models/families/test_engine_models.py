@@ -26,6 +26,7 @@ GEMMA = {"hidden_size": 2048, "num_attention_heads": 8, "num_hidden_layers": 18,
 
 FULL = ("attention", 2, 128, None)
 CONFIGS = {
+    "alpamayo2_super": ({"vlm_config": {"model_type": "qwen3_vl", "text_config": SMALL}}, [FULL] * 8),
     "alice_ai": (
         {**SMALL, **DELTA, "head_dim": 256, "layer_types": ["linear_attention"] * 3 + ["full_attention"]},
         [("state", (6144, 3), (16, 128, 128))] * 3 + [("attention", 2, 256, None)],
@@ -39,6 +40,7 @@ CONFIGS = {
         {**SMALL, "num_key_value_heads": 8, "head_dim": 64, "full_attention_layers": [0, 7]},
         [("latent", 512, 64, None), *[("state", (4096, 3), (16, 128, 128))] * 6, ("latent", 512, 64, None)],
     ),
+    "interns1_pro": ({"text_config": SMALL | {"model_type": "interns1_pro_text"}}, [FULL] * 8),
     "iquest_q1": (
         {**SMALL, "num_hybrid_layers_block": 1},
         [FULL, FULL, *[("attention", 2, 128, 4096)] * 3, *[FULL] * 3],

@@ -216,7 +216,14 @@ def test_tables_of_ngrams_are_counted():
 
 
 @pytest.mark.parametrize(
-    ("model_type", "kin"), [("sdar", "qwen3"), ("sdar_moe", "qwen3_moe"), ("teleflm", "llama"), ("llada2_moe", "qwen3")]
+    ("model_type", "kin"),
+    [
+        ("sdar", "qwen3"),
+        ("sdar_moe", "qwen3_moe"),
+        ("interns1_pro_text", "qwen3_moe"),
+        ("teleflm", "llama"),
+        ("llada2_moe", "qwen3"),
+    ],
 )
 def test_models_with_the_layers_of_others(model_type, kin):
     config = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3}

@@ -53,6 +53,7 @@ def _doge(fields: Fields) -> Settled:
 ENGINE_MODELS: Mapping[str, Traits] = {
     "diffllama": biased_traits(settle=_diffllama),
     "doge": biased_traits(qk_norm="head", mlp_bias="mlp_bias", settle=_doge, defaults={"is_moe": False}),
+    "interns1_pro_text": QWEN_3_MOE,
     "llada2_moe": REMOTE_LLAMAS["bailing_moe_v2"],
     "longcat_flash_ngram": replace(
         LATENT_ATTENTION["longcat_flash"],
