@@ -1,11 +1,11 @@
 """Families by the tests that compare them with models that transformers builds."""
 
 from pagecore.models.families.bert import BERT
-from pagecore.models.families.engine_models import ENGINE_MODELS
 from pagecore.models.families.inkling import INKLING
-from pagecore.models.families.remote_code import REMOTE_CODE
-from pagecore.models.families.remote_hybrids import REMOTE_HYBRIDS
-from pagecore.models.families.remote_llamas import REMOTE_LLAMAS
+from pagecore.models.families.remote.code import REMOTE_CODE
+from pagecore.models.families.remote.engine_models import ENGINE_MODELS
+from pagecore.models.families.remote.hybrids import REMOTE_HYBRIDS
+from pagecore.models.families.remote.llamas import REMOTE_LLAMAS
 from pagecore.models.families.speech import SPEECH
 from tests.models.earlier import EARLIER_TYPES
 

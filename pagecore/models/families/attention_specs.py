@@ -12,7 +12,7 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models.config_files.fields import Fields, shown
 from pagecore.models.families.family import Family, Heads
 from pagecore.models.layer_types import CHUNKED_LAYER, FULL, HYBRID_SLIDING, SLIDING, attends
-from pagecore.models.layers.latents import latent_spec
+from pagecore.models.layers.latents.dims import latent_spec
 from pagecore.storage import Alias, AttentionSpec, LatentSpec, RowSpec
 
 __all__ = ["Sinks", "SpecOptions", "attention_specs"]

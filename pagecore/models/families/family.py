@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from pagecore.arrays import DType
 from pagecore.models.config_files.fields import Fields
-from pagecore.models.layers.compressed import Rows
-from pagecore.models.layers.recurrent_states import States
+from pagecore.models.layers.latents.compressed import Rows
+from pagecore.models.layers.states.recurrent import States
 from pagecore.models.layers.windows import no_layer
 from pagecore.storage import Alias, LatentSpec, RowSpec
 from pagecore.storage.checks import LAYERS_MAX

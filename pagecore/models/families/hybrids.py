@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.families.common_fields import GROUPED, LATENT
 from pagecore.models.families.family import Family
-from pagecore.models.layers import hybrid_kinds as kinds
-from pagecore.models.layers import recurrent_states as states
-from pagecore.models.layers import remote_states
-from pagecore.models.layers.compressed import index_rows_of_qwen_4
-from pagecore.models.layers.latents_by_layer import latents_of_glm_5_next, latents_of_ling
-from pagecore.models.layers.recurrent_states import States
+from pagecore.models.layers.latents.by_layer import latents_of_glm_5_next, latents_of_ling
+from pagecore.models.layers.latents.compressed import index_rows_of_qwen_4
 from pagecore.models.layers.score_scales import multiplier
+from pagecore.models.layers.states import kinds
+from pagecore.models.layers.states import recurrent as states
+from pagecore.models.layers.states import remote as remote_states
+from pagecore.models.layers.states.recurrent import States
 from pagecore.models.layers.windows import every_layer
 
 __all__ = ["HYBRIDS", "NEMOTRON_H", "STATES_OF_NEMOTRON"]

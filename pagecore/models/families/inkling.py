@@ -12,9 +12,9 @@ from dataclasses import replace
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.families.family import Family, Heads
 from pagecore.models.layer_types import HYBRID_SLIDING
-from pagecore.models.layers import hybrid_kinds as kinds
-from pagecore.models.layers.inkling_states import convolutions_of_inkling, heads_of_inkling
-from pagecore.models.layers.recurrent_states import Dtypes, Planes, States
+from pagecore.models.layers.states import kinds
+from pagecore.models.layers.states.inkling import convolutions_of_inkling, heads_of_inkling
+from pagecore.models.layers.states.recurrent import Dtypes, Planes, States
 
 __all__ = ["INKLING"]
 

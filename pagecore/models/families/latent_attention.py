@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.families.common_fields import LATENT
 from pagecore.models.families.family import Family, count_layers
-from pagecore.models.layers.compressed import latents_of_deepseek_4, rows_of_deepseek_4
-from pagecore.models.layers.indexers import every_layer_indexes, layers_that_index
-from pagecore.models.layers.latents_by_layer import latents_of_mistral_large_4
-from pagecore.models.layers.latents_with_windows import latents_of_dots
+from pagecore.models.layers.latents.by_layer import latents_of_mistral_large_4
+from pagecore.models.layers.latents.compressed import latents_of_deepseek_4, rows_of_deepseek_4
+from pagecore.models.layers.latents.indexers import every_layer_indexes, layers_that_index
+from pagecore.models.layers.latents.with_windows import latents_of_dots
 from pagecore.storage.checks import LAYERS_MAX
 
 __all__ = ["LATENT_ATTENTION"]

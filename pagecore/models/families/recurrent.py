@@ -10,9 +10,9 @@ from functools import partial
 
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.families.family import Family
-from pagecore.models.layers import hybrid_kinds as kinds
-from pagecore.models.layers import recurrent_states as states
-from pagecore.models.layers.recurrent_states import Dtypes, Planes, States, chunk_of
+from pagecore.models.layers.states import kinds
+from pagecore.models.layers.states import recurrent as states
+from pagecore.models.layers.states.recurrent import Dtypes, Planes, States, chunk_of
 from pagecore.storage.checks import ceil_div
 from pagecore.storage.state_shapes import rwkv_planes, xlstm_planes
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pagecore.models.families.bert import BERT
-from pagecore.models.families.engine_models import ENGINE_MODELS
 from pagecore.models.families.family import Family
 from pagecore.models.families.full_attention import FULL_ATTENTION
 from pagecore.models.families.gpt import GPT
@@ -17,9 +16,10 @@ from pagecore.models.families.hybrids import HYBRIDS
 from pagecore.models.families.inkling import INKLING
 from pagecore.models.families.latent_attention import LATENT_ATTENTION
 from pagecore.models.families.recurrent import RECURRENT
-from pagecore.models.families.remote_code import REMOTE_CODE
-from pagecore.models.families.remote_hybrids import REMOTE_HYBRIDS
-from pagecore.models.families.remote_llamas import REMOTE_LLAMAS
+from pagecore.models.families.remote.code import REMOTE_CODE
+from pagecore.models.families.remote.engine_models import ENGINE_MODELS
+from pagecore.models.families.remote.hybrids import REMOTE_HYBRIDS
+from pagecore.models.families.remote.llamas import REMOTE_LLAMAS
 from pagecore.models.families.sliding_windows import SLIDING_WINDOWS
 from pagecore.models.families.speech import SPEECH
 

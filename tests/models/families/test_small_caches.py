@@ -5,7 +5,7 @@ import pytest
 from pagecore import AttentionSpec, ConfigError, CrossSpec, LatentSpec, StateSpec, UnsupportedOption
 from pagecore.models import read_model_config, specs_from_config
 from pagecore.models.families.registry import FAMILIES
-from pagecore.models.families.remote_code import REMOTE_CODE
+from pagecore.models.families.remote.code import REMOTE_CODE
 from pagecore.models.families.speech import SPEECH
 from pagecore.serving.planner import plan_model
 from tests.capabilities import require

@@ -1,6 +1,6 @@
 """Parameters of the layers of Nemotron-NAS.
 
-Source: as for `pagecore.models.families.nemotron_nas`.
+Source: as for `pagecore.models.families.remote.nemotron_nas`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models.config_files.fields import Fields
-from pagecore.models.families.nemotron_nas import block_part, mlp_width
+from pagecore.models.families.remote.nemotron_nas import block_part, mlp_width
 from pagecore.models.parameters.counting.attention import add_attention
 from pagecore.models.parameters.counting.mlp import add_mlp
 from pagecore.models.parameters.counting.tally import Tally

@@ -1,6 +1,6 @@
 """Parameters of layers with recurrent states, of families whose code is published together with their weights.
 
-Source: as for `pagecore.models.families.remote_hybrids`.
+Source: as for `pagecore.models.families.remote.hybrids`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from pagecore.models.config_files.fields import Fields
-from pagecore.models.layers.remote_states import is_lightning
+from pagecore.models.layers.states.remote import is_lightning
 from pagecore.models.parameters.counting.tally import Kind, Split, Tally
 from pagecore.models.parameters.counting.traits import Experts, Settled, Traits, biased_traits
 from pagecore.models.parameters.structures.common_traits import (

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from pagecore.models.config_files.fields import Fields
-from pagecore.models.layers.latents_with_windows import sizes_of_dots
+from pagecore.models.layers.latents.with_windows import sizes_of_dots
 from pagecore.models.parameters.counting.compressed_attention import add_compressed_attention
 from pagecore.models.parameters.counting.tally import Split, Tally
 from pagecore.models.parameters.counting.traits import Experts, Settled, Traits, biased_traits

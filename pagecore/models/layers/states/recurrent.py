@@ -12,7 +12,7 @@ from functools import partial
 from pagecore.arrays import DType, as_dtype
 from pagecore.errors import ShapeError, UnsupportedDtype
 from pagecore.models.config_files.fields import Fields
-from pagecore.models.layers.hybrid_kinds import kimi_fields
+from pagecore.models.layers.states.kinds import kimi_fields
 from pagecore.storage import Plane, StateSpec
 from pagecore.storage.checks import ceil_div
 from pagecore.storage.specs.spec import CACHE_DTYPES

@@ -1,6 +1,6 @@
 """Structure of the layers of families whose code is published together with their weights.
 
-Source: as for `pagecore.models.families.remote_code`.
+Source: as for `pagecore.models.families.remote.code`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Structure of the layers of further families whose code is published together with their weights.
 
-Source: as for `pagecore.models.families.remote_llamas` and `remote_hybrids`.
+Source: as for `pagecore.models.families.remote.llamas` and `hybrids`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pagecore.models.families.common_fields import GROUPED, QWEN
 from pagecore.models.families.family import Family
 from pagecore.models.families.full_attention import FULL_ATTENTION
 from pagecore.models.families.latent_attention import LATENT_ATTENTION
-from pagecore.models.families.remote_llamas import passes_over_layers
+from pagecore.models.families.remote.llamas import passes_over_layers
 from pagecore.models.families.sliding_windows import SLIDING_WINDOWS
 from pagecore.models.layer_types import FULL, NEITHER, SLIDING
 from pagecore.models.layers.windows import all_but_every_fourth_layer, layers_above

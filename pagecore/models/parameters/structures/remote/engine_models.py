@@ -1,6 +1,6 @@
 """Structure of the layers of families that vLLM or SGLang serve, and of two whose attention no spec describes.
 
-Source: as for `pagecore.models.families.engine_models`, and the modeling files of transformers 5.
+Source: as for `pagecore.models.families.remote.engine_models`, and the modeling files of transformers 5.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pagecore.models.config_files.fields import Fields
 from pagecore.models.parameters.counting.traits import Settled, Traits, biased_traits
 from pagecore.models.parameters.structures.common_traits import LLAMA, QWEN_3, QWEN_3_MOE
 from pagecore.models.parameters.structures.latent_attention import LATENT_ATTENTION
-from pagecore.models.parameters.structures.remote_llamas import REMOTE_LLAMAS, weights_of_pass
+from pagecore.models.parameters.structures.remote.llamas import REMOTE_LLAMAS, weights_of_pass
 
 __all__ = ["ENGINE_MODELS"]
 
@@ -30,7 +30,7 @@ def _tables_of_ngrams(fields: Fields) -> Settled:
 
 
 def _diffllama(fields: Fields) -> Settled:
-    """Four vectors of a head's dim weigh the difference of two attentions."""
+    """Four vectors of a head's dim scale the difference of two attentions."""
     heads = fields.integer("num_attention_heads")
     dim = fields.integer("head_dim") if fields.given("head_dim") is not None else fields.integer("hidden_size") // heads
     return {"activation": 4 * dim}

@@ -16,8 +16,8 @@ from pagecore.arrays import DType, as_dtype
 from pagecore.errors import UnsupportedOption
 from pagecore.models.config_files.fields import Fields, shown
 from pagecore.models.layer_types import FULL, SLIDING
-from pagecore.models.layers.hybrid_kinds import kinds_of_qwen_4
-from pagecore.models.layers.recurrent_states import INTERVAL, chunk_of_64
+from pagecore.models.layers.states.kinds import kinds_of_qwen_4
+from pagecore.models.layers.states.recurrent import INTERVAL, chunk_of_64
 from pagecore.models.layers.unsupported import SPARSE_LAYER
 from pagecore.storage import Alias, LatentSpec, Plane, RowSpec, StateSpec
 from pagecore.storage.checks import ceil_div
@@ -128,7 +128,7 @@ def rows_of_deepseek_4(fields: Fields, num_layers: int, asked: RowOptions) -> li
 
 
 def _open_groups(group: _Compression, dim: int, index_dim: int, chunk: int) -> StateSpec:
-    """Return the tokens that are compressed next, as a ring: numbers for their values, and as many for weights."""
+    """Return the tokens that are compressed next, as a ring: numbers for their values and for weights."""
     widths = {"state": dim, **({"index_state": index_dim} if group.overlaps else {})}
     size = 1 + group.overlaps
     return _ring(size * group.rate, {name: 2 * size * width for name, width in widths.items()}, "float32", chunk)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from pagecore.models.config_files.fields import Fields, shown
 from pagecore.models.layer_types import FULL, LINEAR
-from pagecore.models.layers.hybrid_kinds import ATTENTION_OR_STATE, NEMOTRON_KINDS, attending_layers, listed_kinds
+from pagecore.models.layers.states.kinds import ATTENTION_OR_STATE, NEMOTRON_KINDS, attending_layers, listed_kinds
 from pagecore.storage.checks import LAYERS_MAX
 
 __all__ = [

@@ -13,10 +13,10 @@ from pagecore.models.config_files.fields import Fields
 from pagecore.models.families.common_fields import DIMS_OF_128, GROUPED, LATENT
 from pagecore.models.families.family import Family
 from pagecore.models.families.hybrids import HYBRIDS, NEMOTRON_H, STATES_OF_NEMOTRON
-from pagecore.models.layers import hybrid_kinds as kinds
-from pagecore.models.layers import recurrent_states as states
-from pagecore.models.layers import remote_kinds, remote_states
-from pagecore.models.layers.recurrent_states import States
+from pagecore.models.layers.states import kinds, remote_kinds
+from pagecore.models.layers.states import recurrent as states
+from pagecore.models.layers.states import remote as remote_states
+from pagecore.models.layers.states.recurrent import States
 
 __all__ = ["REMOTE_HYBRIDS"]
 

@@ -12,9 +12,9 @@ from pagecore.arrays import DType
 from pagecore.errors import UnsupportedOption
 from pagecore.models.config_files.fields import Fields, shown
 from pagecore.models.layer_types import attends
-from pagecore.models.layers.hybrid_kinds import kinds_of_glm_5_next
-from pagecore.models.layers.indexers import every_layer_indexes, indexed_layers
-from pagecore.models.layers.latents import latent_spec
+from pagecore.models.layers.latents.dims import latent_spec
+from pagecore.models.layers.latents.indexers import every_layer_indexes, indexed_layers
+from pagecore.models.layers.states.kinds import kinds_of_glm_5_next
 from pagecore.models.layers.windows import layers_with_rope
 from pagecore.storage import Alias, LatentSpec, RowSpec
 

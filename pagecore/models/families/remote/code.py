@@ -16,7 +16,7 @@ from pagecore.errors import UnsupportedOption
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.families.common_fields import GROUPED, QWEN
 from pagecore.models.families.family import Family, Heads
-from pagecore.models.families.nemotron_nas import heads_of_block, kinds_of_blocks
+from pagecore.models.families.remote.nemotron_nas import heads_of_block, kinds_of_blocks
 from pagecore.models.layers.windows import every_layer, layers_above
 
 __all__ = ["REMOTE_CODE"]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from pagecore.errors import ShapeError
 from pagecore.models.config_files.fields import Fields
-from pagecore.models.layers.recurrent_states import Dtypes, Planes
+from pagecore.models.layers.states.recurrent import Dtypes, Planes
 from pagecore.storage import Plane
 from pagecore.storage.state_shapes import short_conv_planes
 

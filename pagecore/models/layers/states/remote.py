@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import partial
 
 from pagecore.models.config_files.fields import Fields
-from pagecore.models.layers.hybrid_kinds import kimi_fields
-from pagecore.models.layers.recurrent_states import Dtypes, Planes, chunk_of_64, lightning_chunk
+from pagecore.models.layers.states.kinds import kimi_fields
+from pagecore.models.layers.states.recurrent import Dtypes, Planes, chunk_of_64, lightning_chunk
 from pagecore.storage import Plane
 from pagecore.storage.state_shapes import delta_planes, lightning_planes, mamba2_planes, short_conv_planes
 

@@ -1,0 +1,1 @@
+"""Latents of layers: their dims, indexers, and compressed rows."""

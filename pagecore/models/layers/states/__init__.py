@@ -1,0 +1,1 @@
+"""Layers that keep recurrent states: their kinds and planes."""

@@ -1,0 +1,1 @@
+"""Structures of the layers of families whose code is not in transformers."""
