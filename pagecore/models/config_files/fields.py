@@ -166,6 +166,11 @@ class Fields:
                 self.refuse(f"{self.describe(name)}; it must be an object")
             self._values |= {f"{name}.{key}": each for key, each in value.items()}
 
+    def without(self, *names: str) -> Fields:
+        """Return the fields but those named, without defaults."""
+        kept = {name: value for name, value in self._values.items() if name not in names}
+        return Fields(kept, self.source, self._inside)
+
     def inner(self, name: str) -> Fields:
         """Return the fields of a nested object."""
         value = self.value(name)

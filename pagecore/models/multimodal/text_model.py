@@ -8,7 +8,7 @@ from typing import Any
 from pagecore.errors import UnsupportedOption
 from pagecore.models.config_files.fields import Fields, shown
 from pagecore.models.families.registry import FAMILIES
-from pagecore.models.layers.unsupported import UNSUPPORTED_TYPES, unsupported_layers
+from pagecore.models.layers.unsupported import UNATTENDED_TYPES, UNSUPPORTED_TYPES, unsupported_layers
 from pagecore.models.multimodal.default_sizes import sizes_of
 from pagecore.models.multimodal.known_types import DECODER_TYPES, closest_types
 from pagecore.models.multimodal.text_fields import (
@@ -23,7 +23,7 @@ from pagecore.models.multimodal.text_fields import (
     WITHOUT_LATENTS,
 )
 
-__all__ = ["refuse_attention", "text_model"]
+__all__ = ["has_thinker", "refuse_attention", "text_model"]
 
 
 def text_model(whole: Fields) -> tuple[str, Fields]:
@@ -36,6 +36,14 @@ def text_model(whole: Fields) -> tuple[str, Fields]:
     return model_type, fields
 
 
+def has_thinker(whole: Fields) -> bool:
+    """Return True for a model whose text model and encoders are in `thinker_config`."""
+    model_type = whole.given("model_type")
+    if not isinstance(model_type, str) or model_type not in THINKERS:
+        return False
+    return model_type not in ANY_TEXT_MODEL or whole.given("thinker_config") is not None
+
+
 def _has_no_latents(fields: Fields) -> bool:
     dims = [fields.given(name) for name in ("qk_nope_head_dim", "qk_rope_head_dim")]
     return fields.given("use_mla") is False or dims == [0, 0]
@@ -43,7 +51,7 @@ def _has_no_latents(fields: Fields) -> bool:
 
 def _text_model(whole: Fields) -> tuple[str, Fields]:
     model_type = _model_type(whole)
-    if model_type in THINKERS and not (model_type in ANY_TEXT_MODEL and whole.given("thinker_config") is None):
+    if has_thinker(whole):
         return _text_model(whole.inner("thinker_config"))
     if model_type in ANY_TEXT_MODEL or model_type in TEXT_FIELDS:
         name, expected = TEXT_FIELDS.get(model_type) or ("text_config", ANY_TEXT_MODEL[model_type])
@@ -52,6 +60,8 @@ def _text_model(whole: Fields) -> tuple[str, Fields]:
             whole.lift([outer])
             whole.defaults = {**whole.defaults, name: {}}
         fields = whole.inner(name)
+        if model_type in UNATTENDED_TYPES:  # refused by caches for transformers, and stored like causal attention
+            fields = fields.without("use_bidirectional_attention")
         if fields.given("model_type") is None:
             return expected, fields
         inner = _model_type(fields)

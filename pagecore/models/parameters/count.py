@@ -17,7 +17,7 @@ from pagecore.models.parameters.decoders.mtp import count_mtp_layers, mtp_spec
 from pagecore.models.parameters.decoders.text_model import add_text_model
 from pagecore.models.parameters.encoders.count_with_encoder import count_with_encoder
 from pagecore.models.parameters.vision.tower import add_vision, with_encoders
-from pagecore.storage import AttentionSpec, LatentSpec
+from pagecore.storage import AttentionSpec, LatentSpec, RowSpec
 
 __all__ = ["count_parameters", "mtp_specs"]
 
@@ -80,7 +80,7 @@ def count_parameters(
 
 def mtp_specs(
     config: str | os.PathLike[str] | Mapping[str, Any], layers: Sequence[object]
-) -> tuple[AttentionSpec | LatentSpec, ...]:
+) -> tuple[AttentionSpec | LatentSpec | RowSpec, ...]:
     """Return the specs of a model's layers for the prediction of further tokens, to be planned as layers of its cache.
 
     Parameters

@@ -22,7 +22,13 @@ ASR = {"model_type": "qwen3_asr_thinker", "text_config": SMALL}
 OCR = {"model_type": "deepseek_v2", "hidden_size": 1280, "num_attention_heads": 10, "num_hidden_layers": 12}
 OCR |= {"kv_lora_rank": None, "q_lora_rank": None, "qk_nope_head_dim": 0, "qk_rope_head_dim": 0, "v_head_dim": 0}
 OCR |= {"num_key_value_heads": 10, "use_mla": False}
-GEMMA = {"hidden_size": 2048, "num_attention_heads": 8, "num_hidden_layers": 18, "num_key_value_heads": 1}
+GEMMA = {
+    "use_bidirectional_attention": True,
+    "hidden_size": 2048,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 18,
+    "num_key_value_heads": 1,
+}
 
 FULL = ("attention", 2, 128, None)
 CONFIGS = {

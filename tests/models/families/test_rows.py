@@ -5,6 +5,7 @@ import pytest
 
 from pagecore import LatentSpec, PagedKVCache, Plane, RowSpec, ShapeError, StateSpec, TensorParallel, UnsupportedOption
 from pagecore.models import ConfigError, read_model_config, specs_from_config
+from pagecore.models.parameters import mtp_specs
 from pagecore.serving.planner import plan_model
 from tests.capabilities import require
 
@@ -138,6 +139,12 @@ def test_a_plan_of_deepseek_v4_uses_the_blocks_that_its_rows_need():
     assert plan_model(FLASH, "40GiB", block_size=256).memory.block_size == 256
     with pytest.raises(ShapeError, match="block_size is 16, and a row belongs to 128 tokens; give the block size"):
         plan_model(FLASH, "40GiB", block_size=16)
+
+
+@pytest.mark.parametrize("format", [None, "fp8_ds_mla"])
+def test_the_draft_of_deepseek_v4_has_a_window(format):
+    layers = specs_from_config(FLASH, format=format)
+    assert mtp_specs(FLASH, layers) == (layers[0],)
 
 
 @pytest.mark.parametrize(

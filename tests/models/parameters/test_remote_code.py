@@ -232,6 +232,14 @@ def test_models_with_the_layers_of_others(model_type, kin):
     assert count_parameters(config | {"model_type": model_type}).total == expected
 
 
+def test_the_draft_of_deepseek_v4_has_a_window_and_joins_its_streams():
+    hidden, layer = 4096, DEEPSEEK_V4 | {"num_hidden_layers": 1, "compress_ratios": [0]}
+    ends = count_parameters(DEEPSEEK_V4 | {"num_hidden_layers": 2, "compress_ratios": [0, 0]}).total
+    one = ends - count_parameters(layer).total
+    draft = count_parameters(DEEPSEEK_V4, mtp=True).total - count_parameters(DEEPSEEK_V4).total
+    assert draft == one + 2 * hidden**2 + 3 * hidden + 4 * (4 * hidden + 1) + 1
+
+
 def test_experts_of_deepseek_v4_have_a_format_of_their_own():
     experts = 43 * 256 * 3 * 4096 * 2048
     quantised = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}

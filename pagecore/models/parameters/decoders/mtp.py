@@ -1,7 +1,7 @@
 """Layers for the prediction of further tokens (multi-token prediction, MTP), which serve as a draft.
 
-transformers does not build these layers. Sources: the checkpoints of DeepSeek-V3, GLM-4.5, Qwen3-Next and ERNIE 4.5,
-and the drafts that vLLM and SGLang build from them.
+transformers does not build these layers. Sources: the checkpoints of DeepSeek-V3 and V4, GLM-4.5, Qwen3-Next and
+ERNIE 4.5, and the drafts that vLLM and SGLang build from them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pagecore.errors import UnsupportedOption
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.parameters.counting.tally import Kind, Split, Tally
-from pagecore.storage import AttentionSpec, LatentSpec
+from pagecore.storage import AttentionSpec, LatentSpec, RowSpec
 
 __all__ = ["add_mtp_ends", "count_mtp_layers", "is_dense_mtp", "mtp_spec"]
 
@@ -31,17 +31,21 @@ class _Draft:
         Norms of the embedding, of the hidden states and, if it is not that of the model, of the output.
     is_dense : bool
         The layer has an MLP where the model has experts.
+    has_streams : bool
+        Weights join the streams of the hidden state after the layer.
     """
 
     field: str = "num_nextn_predict_layers"
     default: int = 0
     norms: int = 3
     is_dense: bool = False
+    has_streams: bool = False
 
 
 _NEXTN = _Draft()
 _DRAFTS: Mapping[str, _Draft] = {
     **dict.fromkeys(("deepseek_v3", "deepseek_v32", "kimi_k2", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa"), _NEXTN),
+    "deepseek_v4": _Draft(default=1, has_streams=True),
     # Every checkpoint of Qwen3-Next has one such layer; its config.json does not count it.
     "qwen3_next": _Draft(default=1),
     "qwen3_5_text": _Draft("mtp_num_hidden_layers"),
@@ -74,9 +78,16 @@ def count_mtp_layers(fields: Fields, model_type: str) -> int:
     return count
 
 
-def mtp_spec(layers: Sequence[object]) -> AttentionSpec | LatentSpec:
-    """Return the spec of such a layer: that of the last layer with full attention, with an index if any has one."""
-    attending = [each for each in layers if isinstance(each, AttentionSpec | LatentSpec)]
+def mtp_spec(layers: Sequence[object]) -> AttentionSpec | LatentSpec | RowSpec:
+    """Return the spec of such a layer: that of the last layer with full attention, with an index if any has one.
+
+    In a model whose layers all have windows (DeepSeek-V4) it is that of a window.
+    """
+    attending: list[AttentionSpec | LatentSpec | RowSpec] = [
+        each for each in layers if isinstance(each, AttentionSpec | LatentSpec)
+    ]
+    if not attending:  # latents in rows of bytes
+        return next(each for each in layers if isinstance(each, RowSpec) and each.window is not None)
     full = [each for each in attending if getattr(each, "window", None) is None]
     indexed = [each for each in full if getattr(each, "index_dim", None) is not None]
     return (indexed or full or attending)[-1]
@@ -87,7 +98,11 @@ def is_dense_mtp(model_type: str) -> bool:
     return _DRAFTS[model_type].is_dense
 
 
-def add_mtp_ends(tally: Tally, hidden: int, model_type: str) -> None:
+def add_mtp_ends(tally: Tally, fields: Fields, model_type: str) -> None:
     """Add the projection of embedding and hidden state, and the norms; embedding and head are those of the model."""
-    tally.norm(hidden, copies=_DRAFTS[model_type].norms)
+    hidden, draft = fields.integer("hidden_size"), _DRAFTS[model_type]
+    tally.norm(hidden, copies=draft.norms)
     tally.linear(2 * hidden, hidden, split=Split.COPY, kind=Kind.OTHER)
+    if draft.has_streams:
+        streams = fields.integer("hc_mult")
+        tally.add(streams * (streams * hidden + 1) + 1)

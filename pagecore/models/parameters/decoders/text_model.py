@@ -109,7 +109,7 @@ def _add_mtp_layers(tally: Tally, fields: Fields, traits: Traits, model: ModelCo
     own = replace(traits, experts=None) if is_dense_mtp(model_type) else traits
     for number in range(count):
         _add_layer(tally, fields, own, [mtp_spec(model.layers)], model.num_layers + number, model_type)
-        add_mtp_ends(tally, fields.integer("hidden_size"), model_type)
+        add_mtp_ends(tally, fields, model_type)
 
 
 def _add_layer(tally: Tally, fields: Fields, traits: Traits, specs: list[Any], layer: int, model_type: str) -> None:

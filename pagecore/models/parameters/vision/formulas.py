@@ -90,6 +90,7 @@ FORMULA_TOWERS: Mapping[str, Tower] = {
 _KOSMOS = _projector("hidden * text + 4 * text ** 2", "model.latent_query_num * text + 5 * text")
 FORMULA_PROJECTORS: Mapping[str, Projector] = {
     "blip": _projector("0", "0"),
+    "paligemma": _projector("hidden * text", "text"),
     "t5gemma2_encoder": _projector("hidden * text", "hidden"),
     "granite_docling": _projector(
         """(hidden * scale_factor ** 2 + text) * out_hidden_size

@@ -16,8 +16,7 @@ from pagecore.models.config_files.fields import Fields
 from pagecore.models.config_files.open_config import open_config
 from pagecore.models.encoders.mllama import MLLAMA, mllama_text
 from pagecore.models.encoders.specs import has_encoder
-from pagecore.models.multimodal.text_fields import THINKERS
-from pagecore.models.multimodal.text_model import text_model
+from pagecore.models.multimodal.text_model import has_thinker, text_model
 from pagecore.models.parameters.counting.tally import Kind, Split, Tally
 from pagecore.models.parameters.vision.chameleon import add_chameleon
 from pagecore.models.parameters.vision.gemma_3n import add_gemma_3n_vision, has_convolutions
@@ -162,7 +161,7 @@ def vision_tower(config: str | os.PathLike[str] | Mapping[str, Any]) -> VisionTo
 
 def with_encoders(whole: Fields) -> Fields:
     """Return the fields of the model that listens and sees: of a model that also speaks, those of its thinker."""
-    speaks = str(whole.given("model_type")) in THINKERS
+    speaks = has_thinker(whole)
     return whole.inner("thinker_config") if speaks else whole
 
 
