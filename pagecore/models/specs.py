@@ -13,7 +13,7 @@ from pagecore.models.encoders.specs import has_encoder, read_encoder_decoder
 from pagecore.models.families.attention_specs import Sinks, SpecOptions, attention_specs
 from pagecore.models.families.registry import FAMILIES
 from pagecore.models.layer_types import FULL, attends, keeps_state
-from pagecore.models.layers.latents.compressed import LayerRows, RowOptions
+from pagecore.models.layers.rows import LayerRows, RowOptions
 from pagecore.models.layers.sharing import share_last_layers, share_layers
 from pagecore.models.layers.states.recurrent import state_spec
 from pagecore.models.layers.unsupported import unsupported_fields

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pagecore.arrays import DType
 from pagecore.models.config_files.fields import Fields
-from pagecore.models.layers.latents.compressed import Rows
+from pagecore.models.layers.rows import Rows
 from pagecore.models.layers.states.recurrent import States
 from pagecore.models.layers.windows import no_layer
 from pagecore.storage import Alias, LatentSpec, RowSpec

@@ -11,7 +11,7 @@ from pagecore.errors import UnsupportedOption
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.families.common_fields import DIMS_OF_128, GROUPED, MOSAIC_NAMES
 from pagecore.models.families.family import Family
-from pagecore.models.layers.latents.compressed import index_rows_of_minimax
+from pagecore.models.layers.index_rows import index_rows_of_minimax
 from pagecore.models.layers.score_scales import multiplier
 from pagecore.storage.checks import LAYERS_MAX
 

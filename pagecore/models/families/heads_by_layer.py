@@ -13,7 +13,7 @@ from pagecore.models.config_files.fields import Fields
 from pagecore.models.families.common_fields import DIMS_OF_128
 from pagecore.models.families.family import Family, Heads
 from pagecore.models.layer_types import FULL, SLIDING
-from pagecore.models.layers.latents.compressed import index_rows_of_step_5
+from pagecore.models.layers.index_rows import index_rows_of_step_5
 from pagecore.models.layers.score_scales import unscaled
 from pagecore.models.layers.windows import (
     all_but_every_fifth_layer,

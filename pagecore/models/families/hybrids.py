@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.families.common_fields import GROUPED, LATENT
 from pagecore.models.families.family import Family
+from pagecore.models.layers.index_rows import index_rows_of_qwen_4
 from pagecore.models.layers.latents.by_layer import latents_of_glm_5_next, latents_of_ling
-from pagecore.models.layers.latents.compressed import index_rows_of_qwen_4
 from pagecore.models.layers.score_scales import multiplier
 from pagecore.models.layers.states import kinds
 from pagecore.models.layers.states import recurrent as states

@@ -183,8 +183,9 @@ def test_index_keys_of_minimax_m3():
     named = MINIMAX | {"layer_types": ["full_attention", *["minimax_m3_sparse"] * 2, "full_attention"]}
     assert specs_from_config(named | {"index_head_dim": 64}) == list(model.layers)
     assert len(specs_from_config(MINIMAX)) == 4
-    with pytest.raises(ConfigError, match=r"sparse_attention_freq is \[1\]; it must list 'full_attention' or"):
-        specs_from_config(MINIMAX | {"sparse_attention_config": {"sparse_attention_freq": [1]}})
+    for listed in ([1], [[1], 0, 0, 0]):
+        with pytest.raises(ConfigError, match=r"sparse_attention_freq is \[.*; it must list 'full_attention' or"):
+            specs_from_config(MINIMAX | {"sparse_attention_config": {"sparse_attention_freq": listed}})
 
 
 def test_grouped_index_keys_of_qwen_4():

@@ -1,55 +1,24 @@
-"""Rows next to attention: compressed latents, keys of indexers for tokens or groups of tokens, and what is compressed.
+"""Layers of DeepSeek-V4 and V4.1: latents in a window, and latents of which each belongs to several tokens.
 
-Source: the modeling files of DeepSeek-V4, MiniMax-M3 and Qwen4 in transformers 5, and the models of DeepSeek-V4,
-DeepSeek-V4.1, MiniMax-M3, Qwen4 and Step5 in vLLM.
+Source: the modeling file of DeepSeek-V4 in transformers 5, and the models of DeepSeek-V4 and V4.1 in vLLM.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from pagecore.arrays import DType, as_dtype
 from pagecore.errors import UnsupportedOption
 from pagecore.models.config_files.fields import Fields, shown
-from pagecore.models.layer_types import FULL, SLIDING
-from pagecore.models.layers.states.kinds import kinds_of_qwen_4
-from pagecore.models.layers.states.recurrent import INTERVAL, chunk_of_64
-from pagecore.models.layers.unsupported import SPARSE_LAYER
+from pagecore.models.layer_types import SLIDING
+from pagecore.models.layers.rows import LayerRows, RowOptions, ring
 from pagecore.storage import Alias, LatentSpec, Plane, RowSpec, StateSpec
-from pagecore.storage.checks import ceil_div
 
-__all__ = [
-    "LayerRows",
-    "RowOptions",
-    "Rows",
-    "index_rows_of_minimax",
-    "index_rows_of_qwen_4",
-    "index_rows_of_step_5",
-    "latents_of_deepseek_4",
-    "rows_of_deepseek_4",
-]
+__all__ = ["latents_of_deepseek_4", "rows_of_deepseek_4"]
 
-
-@dataclass(frozen=True)
-class RowOptions:
-    """Dtype and format of the rows, and the block size of the cache; None for the least one that suits all rows."""
-
-    dtype: DType
-    format: str | None
-    block_size: int | None
-
-    def size_for(self, rates: Sequence[int]) -> int:
-        """Return the block size of rows of the given numbers of tokens, 0 for no rows."""
-        return self.block_size or math.lcm(BLOCK_SIZE, *(rate for rate in rates if rate))
-
-
-LayerRows = tuple[RowSpec | StateSpec, ...]
-Rows = Callable[[Fields, int, RowOptions], Sequence[LayerRows]]
-BLOCK_SIZE = 16
 # Bytes of a row of "fp8_ds_mla" with 448 codes, 64 numbers of the rotary part, 7 scales and one byte of padding.
 _PACKED = 584
 
@@ -77,9 +46,6 @@ _BY_RATE: Mapping[int, _Compression] = {
 def _index_planes(dim: int) -> tuple[Plane, ...]:
     """Return the planes of index keys in 8 bits, with a scale for each."""
     return Plane("index_key", (dim,), as_dtype("float8_e4m3fn")), Plane("index_scale", (1,), as_dtype("float32"))
-
-
-# -- DeepSeek-V4: latents in a window, and latents of several tokens ---------------------------------------------------
 
 
 def latents_of_deepseek_4(
@@ -131,17 +97,7 @@ def _open_groups(group: _Compression, dim: int, index_dim: int, chunk: int) -> S
     """Return the tokens that are compressed next, as a ring: numbers for their values and for weights."""
     widths = {"state": dim, **({"index_state": index_dim} if group.overlaps else {})}
     size = 1 + group.overlaps
-    return _ring(size * group.rate, {name: 2 * size * width for name, width in widths.items()}, "float32", chunk)
-
-
-def _ring(rows: int, widths: Mapping[str, int], dtype: DType | str, chunk: int) -> StateSpec:
-    """Return the last rows of each sequence, of which every rank has a copy; after each chunk no row is needed."""
-    planes = tuple(Plane(name, (rows, width), as_dtype(dtype), per="sequence") for name, width in widths.items())
-    return StateSpec(planes, chunk=chunk, interval=ceil_div(INTERVAL, chunk) * chunk, split=partial(_copied, planes))
-
-
-def _copied(planes: tuple[Plane, ...], **_ranks: int) -> tuple[Plane, ...]:
-    return planes
+    return ring(size * group.rate, {name: 2 * size * width for name, width in widths.items()}, "float32", chunk)
 
 
 def _sources(fields: Fields, name: str, num_layers: int) -> Container[int]:
@@ -178,55 +134,3 @@ def _kinds_of_deepseek(fields: Fields) -> Mapping[str, _Compression]:
     part = fields.inner("compress_rates")
     part.defaults = {kind: each.rate for kind, each in _BY_KIND.items()}
     return {kind: replace(each, rate=part.integer(kind, min=0)) for kind, each in _BY_KIND.items()}
-
-
-# -- indexers of grouped attention -------------------------------------------------------------------------------------
-
-
-def index_rows_of_minimax(fields: Fields, num_layers: int, asked: RowOptions) -> list[LayerRows]:
-    """Return an index key for each token, in layers that attend to selected blocks: listed by name, or as 1 and 0."""
-    part = fields.inner("sparse_attention_config") if fields.has_object("sparse_attention_config") else fields
-    name = "layer_types" if fields.value("layer_types") is not None else "sparse_attention_freq"
-    listed = fields.value(name) if name == "layer_types" else part.given(name)
-    if listed is None:
-        return [()] * num_layers
-    known = {FULL: False, SPARSE_LAYER: True, 0: False, 1: True}
-    if not isinstance(listed, list | tuple) or len(listed) != num_layers or any(each not in known for each in listed):
-        part.refuse(f"{part.describe(name)}; it must list {FULL!r} or {SPARSE_LAYER!r} for each of {num_layers} layers")
-    dim = fields.integer("index_head_dim")
-    if part is not fields and part.given("sparse_index_dim") is not None:
-        dim = part.integer("sparse_index_dim")
-    row = RowSpec((Plane("index_key", (dim,), asked.dtype),))
-    return [(row,) if known[each] else () for each in listed]
-
-
-def index_rows_of_qwen_4(fields: Fields, num_layers: int, asked: RowOptions) -> list[LayerRows]:
-    """Return, for layers that attend, the mean index key of each group of tokens, and the keys of an open group."""
-    if fields.value("indexer_n_heads") is None:
-        return [()] * num_layers
-    chunk = chunk_of_64(fields)
-    tokens = fields.integer("indexer_compress_ratio")
-    if chunk % tokens:
-        fields.refuse(f"{fields.describe('indexer_compress_ratio')}; it must divide {chunk}, the chunk of the states")
-    rows = _grouped_keys(fields.integer("indexer_head_dim"), tokens, chunk, asked)
-    return [rows if kind == FULL else () for kind in kinds_of_qwen_4(fields, num_layers)]
-
-
-def _grouped_keys(dim: int, tokens: int, chunk: int, asked: RowOptions) -> LayerRows:
-    size = asked.size_for([tokens]) if tokens > 1 else None
-    grouped = RowSpec((Plane("index_key", (dim,), asked.dtype),), tokens=tokens, block_size=size)
-    return grouped, _ring(tokens, {"index_state": dim}, asked.dtype, chunk)
-
-
-def index_rows_of_step_5(fields: Fields, num_layers: int, asked: RowOptions) -> list[LayerRows]:
-    """Return, for layers without a window, a summary of each region of tokens, and the rows that it is made of."""
-    if not fields.has_object("sparse_config"):
-        return [()] * num_layers
-    part = fields.inner("sparse_config")
-    part.defaults = {"enabled": True, "proxy_dim": 256, "region_block_size": 8}
-    listed = fields.value("layer_types") or [FULL] * num_layers
-    dim, tokens = part.integer("proxy_dim"), part.integer("region_block_size", min=2)
-    summary = Plane("index_summary", (dim,), as_dtype("float8_e4m3fn"))
-    rows = RowSpec((summary,), tokens=tokens, block_size=asked.size_for([tokens]))
-    waiting = _ring(tokens, {"index_state": 2 * dim}, asked.dtype, tokens)
-    return [(rows, waiting) if part.flag("enabled") and kind == FULL else () for kind in listed[:num_layers]]
