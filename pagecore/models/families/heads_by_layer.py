@@ -23,7 +23,7 @@ from pagecore.models.layers.windows import (
 )
 from pagecore.storage.checks import INT32_MAX, LAYERS_MAX
 
-__all__ = ["HEADS_BY_LAYER"]
+__all__ = ["HEADS_BY_LAYER", "heads_of_layer"]
 
 
 def _heads_by_layer(fields: Fields, heads: Heads, layer: int, _slides: bool) -> Heads:
@@ -115,9 +115,8 @@ def _wide_where_all_keys_are_seen(fields: Fields, heads: Heads, layer: int, slid
     """Heads of layers without a window have a dim, and may have a number, of their own."""
     if slides and is_last(fields, layer):
         fields.refuse(f"layer {layer} is {SLIDING!r}; the last layer of the model must be {FULL!r}")
-    listed = fields.given("per_layer_config")
-    if listed is not None:
-        return _of_layer(fields, listed, heads, layer)
+    if fields.given("per_layer_config") is not None:
+        return heads_of_layer(fields, heads, layer, slides)
     if slides:
         return heads
     own = replace(heads, head_dim=fields.integer("global_head_dim"))
@@ -127,8 +126,11 @@ def _wide_where_all_keys_are_seen(fields: Fields, heads: Heads, layer: int, slid
     return own
 
 
-def _of_layer(fields: Fields, listed: object, heads: Heads, layer: int) -> Heads:
+def heads_of_layer(fields: Fields, heads: Heads, layer: int, _slides: bool) -> Heads:
     """Return the heads of a layer that `per_layer_config` may have."""
+    listed = fields.given("per_layer_config")
+    if listed is None:
+        return heads
     # transformers writes the numbers of layers with leading zeros.
     numbers = {str(key).lstrip("0") or "0": key for key in listed} if isinstance(listed, Mapping) else {}
     given = listed.get(numbers.get(str(layer)), {}) if isinstance(listed, Mapping) else None

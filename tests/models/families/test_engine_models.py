@@ -39,8 +39,8 @@ CONFIGS = {
     ),
     "deepseek_vl_v2": ({"language_config": OCR}, [("attention", 10, 128, None)] * 12),
     "domyn_edge": (
-        {**SMALL, "window_sizes": [[511, 0]] * 4 + [[-1, -1]] * 4},
-        [("attention", 2, 128, 512)] * 4 + [FULL] * 4,
+        {**SMALL, "window_sizes": [[511, 0]] * 4 + [[-1, -1]] * 4, "per_layer_config": {"07": {"head_dim": 64}}},
+        [("attention", 2, 128, 512)] * 4 + [FULL] * 3 + [("attention", 2, 64, None)],
     ),
     "gigachat3_5": (
         {**SMALL, "num_key_value_heads": 8, "head_dim": 64, "full_attention_layers": [0, 7]},

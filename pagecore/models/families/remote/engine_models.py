@@ -11,6 +11,7 @@ from pagecore.models.config_files.fields import Fields
 from pagecore.models.families.common_fields import GROUPED, QWEN
 from pagecore.models.families.family import Family
 from pagecore.models.families.full_attention import FULL_ATTENTION
+from pagecore.models.families.heads_by_layer import heads_of_layer
 from pagecore.models.families.latent_attention import LATENT_ATTENTION
 from pagecore.models.families.remote.llamas import passes_over_layers
 from pagecore.models.families.sliding_windows import SLIDING_WINDOWS
@@ -138,7 +139,9 @@ _MOONDREAM_NAMES = {
 
 ENGINE_MODELS: Mapping[str, Family] = {
     **dict.fromkeys(("k2_horizon", "llada2_moe", "param2moe", "sdar", "sdar_moe", "teleflm", "xllm"), Family(GROUPED)),
-    "domyn_edge": Family({**GROUPED, "window_sizes": None, "per_layer_config": None}, windows=_windows_of_domyn),
+    "domyn_edge": Family(
+        {**GROUPED, "window_sizes": None, "per_layer_config": None}, windows=_windows_of_domyn, heads=heads_of_layer
+    ),
     "dory": Family(
         _DORY,
         count_layers=lambda fields: len(_passes_of_dory(fields)),
