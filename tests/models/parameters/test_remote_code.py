@@ -157,6 +157,11 @@ CASES = {
         | {"num_key_value_heads": 2, "intermediate_size": 6656, "vocab_size": 133120},
         28 * (attention(2048, 8, 2, 256) + 2048 * 8 + mlp(2048, 6656) + 2 * 2048) + 2 * 133120 * 2048 + 2048,
     ),
+    "molmo-7b-d": (
+        {"model_type": "molmo", "hidden_size": 3584, "num_attention_heads": 28, "num_hidden_layers": 28}
+        | {"num_key_value_heads": 4, "intermediate_size": 37888, "vocab_size": 152064, "qkv_bias": True},
+        8_021_025_280,
+    ),
     "deepseek-v4-flash": (DEEPSEEK_V4, 284_332_230_231),  # 284B
     "mimo-v2.5-pro": (  # 1.02T
         {"model_type": "mimo_v2", "hidden_size": 6144, "num_attention_heads": 128, "num_hidden_layers": 70}
@@ -221,6 +226,7 @@ def test_tables_of_ngrams_are_counted():
         ("sdar", "qwen3"),
         ("sdar_moe", "qwen3_moe"),
         ("interns1_pro_text", "qwen3_moe"),
+        ("qwen3_asr_text", "qwen3"),
         ("teleflm", "llama"),
         ("llada2_moe", "qwen3"),
     ],

@@ -14,6 +14,7 @@ from pagecore.models.parameters.counting.traits import Settled, Traits, biased_t
 from pagecore.models.parameters.structures.common_traits import LLAMA, QWEN_3, QWEN_3_MOE
 from pagecore.models.parameters.structures.latent_attention import LATENT_ATTENTION
 from pagecore.models.parameters.structures.remote.llamas import REMOTE_LLAMAS, weights_of_pass
+from pagecore.models.parameters.structures.sliding_windows import SLIDING_WINDOWS
 
 __all__ = ["ENGINE_MODELS"]
 
@@ -60,7 +61,9 @@ ENGINE_MODELS: Mapping[str, Traits] = {
         settle=_tables_of_ngrams,
         defaults={"ngram_vocab_size_ratio": None},
     ),
+    "musespark1x_text": SLIDING_WINDOWS["muse_spark_text"],
     "nanbeige": replace(LLAMA, weights_of_layer=weights_of_pass),
+    "qwen3_asr_text": QWEN_3,
     "sdar": QWEN_3,
     "sdar_moe": QWEN_3_MOE,
     "spark2_5": Traits(head_gate="headwise_attn_output_gate", defaults={"headwise_attn_output_gate": True}),

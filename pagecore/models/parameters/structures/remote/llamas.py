@@ -66,6 +66,27 @@ def _telechat(tally: Tally, fields: Fields, _specs: Sequence[Any], _layer: int) 
     tally.add(fields.integer("hidden_size"))
 
 
+# The tower of Molmo, which its config does not describe: a ViT-L of 23 layers with 577 positions for patches of 14, and
+# the attention that pools the outputs of two layers.
+_TOWER_OF_MOLMO = (
+    23 * (4 * 1024 * 1025 + 4096 * 1025 + 1024 * 4097 + 4 * 1024)
+    + (3 * 14**2 + 577 + 1 + 2) * 1024
+    + 3 * 1024 * 2049
+    + 1024 * 1025
+    + 2 * 2048
+)
+
+
+def _molmo(fields: Fields) -> Settled:
+    """The embedding and the head may have further rows, the embedding those of images; the projector is an MLP."""
+    hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size") // 2
+    padded = 0
+    if fields.value("embedding_size") is not None:
+        padded = max(0, fields.integer("embedding_size") - fields.integer("vocab_size")) * hidden
+    projector = 2 * 1024 * width + width * hidden
+    return {"width": width, "first": padded + 128 * hidden + _TOWER_OF_MOLMO + projector, "last": padded}
+
+
 _BAILING = Traits(
     qkv_bias="use_qkv_bias",
     output_bias="use_bias",
@@ -97,6 +118,13 @@ REMOTE_LLAMAS: Mapping[str, Traits] = {
         settle=_jais,
         defaults={"position_embedding_type": "learned", "intermediate_size": None},
         aliases={"intermediate_size": "n_inner"},
+    ),
+    "molmo": Traits(
+        qkv_bias="qkv_bias",
+        qk_norm="width",
+        qk_norm_field="attention_layer_norm",
+        settle=_molmo,
+        defaults={"qkv_bias": False, "attention_layer_norm": False, "embedding_size": None},
     ),
     "orion": Traits(norm_bias=True),
     "ouro": Traits(norms=4, weights_of_layer=weights_of_pass, settle=_exit_gate_of_ouro),
