@@ -46,7 +46,10 @@ QWEN_3_NEXT: Mapping[str, object] = {
 }
 _QWEN_4: Mapping[str, object] = {
     **QWEN_3_NEXT,
-    **dict.fromkeys(("indexer_n_heads", "indexer_head_dim", "indexer_compress_ratio")),
+    **dict.fromkeys(("indexer_n_heads", "indexer_head_dim", "indexer_compress_ratio", "ple_layer_ids")),
+    "hc_count": 4,
+    "ngram_size": 3,
+    "ple_conv_kernel_size": 4,
 }
 KIMI_LINEAR = {
     **LATENT,
@@ -186,7 +189,13 @@ HYBRIDS: Mapping[str, Family] = {
     "qwen4_exp_text": Family(
         _QWEN_4,
         rows=index_rows_of_qwen_4,
-        states=States(kinds.kinds_of_qwen_4, states.delta_rule, states.chunk_of_64, "mamba_ssm_dtype"),
+        states=States(
+            kinds.kinds_of_qwen_4,
+            states.delta_rule,
+            states.chunk_of_64,
+            "mamba_ssm_dtype",
+            states.delta_rule_of_qwen_4,
+        ),
     ),
     "kimi_linear": Family(
         KIMI_LINEAR,

@@ -5,7 +5,7 @@ import pytest
 
 from pagecore import LatentSpec, PagedKVCache, Plane, RowSpec, ShapeError, StateSpec, TensorParallel, UnsupportedOption
 from pagecore.models import ConfigError, read_model_config, specs_from_config
-from pagecore.models.parameters import mtp_specs
+from pagecore.models.parameters import count_parameters, mtp_specs
 from pagecore.serving.planner import plan_model
 from tests.capabilities import require
 
@@ -197,8 +197,23 @@ def test_grouped_index_keys_of_qwen_4():
     assert plan_model(QWEN_4, "1GiB").memory.block_size == 16
     with pytest.raises(ConfigError, match="indexer_compress_ratio is 5; it must divide 64"):
         specs_from_config(QWEN_4 | {"indexer_compress_ratio": 5})
-    with pytest.raises(UnsupportedOption, match="states of n-grams are not supported"):
-        specs_from_config(QWEN_4 | {"ple_layer_ids": [1]})
+
+
+def test_convolutions_of_ngrams_of_qwen_4():
+    specs = [spec for spec in specs_from_config(QWEN_4 | {"ple_layer_ids": [2]}) if "conv" in shapes(spec)]
+    assert [[*shapes(spec)] for spec in specs] == [
+        ["conv", "temporal"],
+        ["conv", "temporal", "ngram_conv"],
+        ["conv", "temporal"],
+    ]
+    # vLLM keeps (4 - 1) * 3 inputs of 4 * 2,048 channels on every rank.
+    assert shapes(specs[1])["ngram_conv"] == ((8192, 9), "bfloat16", "sequence")
+    assert shapes(specs[1].shard(TensorParallel(0, 2)))["ngram_conv"] == ((8192, 9), "bfloat16", "sequence")
+    for numbers in ([4], [0], [5], 3, ["1"]):
+        with pytest.raises(ConfigError, match=r"ple_layer_ids is .*; it must "):
+            specs_from_config(QWEN_4 | {"ple_layer_ids": numbers})
+    with pytest.raises(UnsupportedOption, match="the tables of n-grams cannot be counted"):
+        count_parameters(QWEN_4 | {"ple_layer_ids": [2]})
 
 
 def test_summaries_of_step_5():

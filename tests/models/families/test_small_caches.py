@@ -289,10 +289,6 @@ def test_linear_layers_of_qwen_4():
     config = transformers.AutoConfig.for_model("qwen4_exp").to_dict()
     specs = specs_from_config(config)
     assert [isinstance(spec, AttentionSpec) for spec in specs] == [layer % 4 == 3 for layer in range(40)]
-    for change in ({"ple_layer_ids": [1]}, {"indexer_n_heads": 4}):
-        (name,) = change
-        with pytest.raises(UnsupportedOption, match=f"{name} is .*, but states of n-grams and index keys"):
-            specs_from_config(config | {"text_config": config["text_config"] | change})
 
 
 # -- families of remote code, with published sizes --------------------------------------------------------------------

@@ -89,14 +89,15 @@ def every_fourth_or_the_last_attends(fields: Fields, num_layers: int) -> list[st
 
 
 def kinds_of_qwen_4(fields: Fields, num_layers: int) -> list[str]:
-    """Layers are listed, or every nth attends; refuse states of n-grams."""
-    if fields.given("ple_layer_ids"):
-        raise UnsupportedOption(
-            f"{fields.source}: {fields.describe('ple_layer_ids')}, but states of n-grams are not supported; pass a "
-            "list of specs"
-        )
+    """Layers are listed, or every nth attends; those with states of n-grams, numbered from 1, do not attend."""
     found = listed_kinds(fields, num_layers, {**ATTENTION_OR_STATE, "indexed_attention": FULL})
-    return found or every_nth_attends("full_attention_interval")(fields, num_layers)
+    kinds = found or every_nth_attends("full_attention_interval")(fields, num_layers)
+    with_ngrams = [] if fields.value("ple_layer_ids") is None else _numbers(fields, "ple_layer_ids")
+    if not all(1 <= number <= num_layers and kinds[number - 1] == LINEAR for number in with_ngrams):
+        fields.refuse(
+            f"{fields.describe('ple_layer_ids')}; it must number layers from 1 that keep a state, of {num_layers}"
+        )
+    return kinds
 
 
 def kinds_of_glm_5_next(fields: Fields, num_layers: int) -> list[str]:

@@ -36,6 +36,7 @@ __all__ = [
     "convolution_of_zaya",
     "delta_rule",
     "delta_rule_of_olmo",
+    "delta_rule_of_qwen_4",
     "kimi_delta_rule",
     "lightning_attention",
     "lightning_chunk",
@@ -133,6 +134,17 @@ def delta_rule(fields: Fields, dtypes: Dtypes) -> Planes:
     kernel = fields.integer("linear_conv_kernel_dim", min=2)
     sizes = (key_heads, value_heads, key_dim, value_dim, kernel)
     return partial(delta_planes, *sizes, dtype=dtypes.window, state_dtype=dtypes.state)
+
+
+def delta_rule_of_qwen_4(fields: Fields, dtypes: Dtypes, layer: int) -> Planes:
+    """Gated delta rule of Qwen4, and in some layers a convolution of n-grams, of which every rank has a copy."""
+    own = delta_rule(fields, dtypes)
+    if layer + 1 not in (fields.value("ple_layer_ids") or ()):
+        return own
+    channels = fields.integer("hc_count") * fields.integer("hidden_size")
+    kept = (fields.integer("ple_conv_kernel_size", min=2) - 1) * fields.integer("ngram_size")
+    ngrams = Plane("ngram_conv", (channels, kept), dtypes.window, per="sequence")
+    return lambda ranks=1: (*own(ranks=ranks), ngrams)
 
 
 def delta_rule_of_olmo(fields: Fields, dtypes: Dtypes) -> Planes:

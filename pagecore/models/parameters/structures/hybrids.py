@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pagecore.errors import UnsupportedOption
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.layers.states.remote import is_lightning
 from pagecore.models.parameters.counting.tally import Kind, Split, Tally
@@ -80,6 +81,11 @@ def _qwen_4_layer(tally: Tally, fields: Fields, specs: Sequence[Any], _layer: in
 
 def _qwen_4(fields: Fields) -> Settled:
     """Return the number of parameters that join the streams in the last stage."""
+    if fields.value("ple_layer_ids"):
+        raise UnsupportedOption(
+            f"{fields.source}: {fields.describe('ple_layer_ids')}, and the tables of n-grams cannot be counted; pass "
+            "weights= in bytes"
+        )
     width = fields.integer("hc_count") * fields.integer("hidden_size")
     return {"last": width * (1 + 2 * fields.integer("hc_lowrank"))}
 
