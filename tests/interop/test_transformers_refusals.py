@@ -152,6 +152,21 @@ def test_a_config_of_unsupported_or_unknown_attention_raises(fields, says):
         specs_of_model(SimpleNamespace(**usual | fields), "float32")
 
 
+@pytest.mark.parametrize("model_type", ["deepseek_v4", "diffllama", "doge", "git", "paligemma", "sdar"])
+def test_a_model_whose_layers_are_stored_and_not_attended_raises(model_type):
+    fields = {"model_type": model_type, "num_hidden_layers": 4, "num_attention_heads": 4, "hidden_size": 64}
+    config = SimpleNamespace(**fields, to_dict=lambda: fields)
+    with pytest.raises(UnsupportedOption, match=f"the {model_type} has .*, which a PagedCache does not support"):
+        specs_of_model(config, "float32")
+
+
+def test_a_model_with_rows_next_to_attention_raises():
+    fields = {"model_type": "minimax_m3_vl_text", "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}
+    fields |= {"layer_types": ["minimax_m3_sparse"] * 2}
+    with pytest.raises(UnsupportedOption, match="selects keys with an indexer, whose keys a PagedCache does not store"):
+        specs_of_model(SimpleNamespace(**fields, to_dict=lambda: fields), "float32")
+
+
 def test_a_config_with_a_field_that_differs_between_layers_raises():
     class Differing(SimpleNamespace):
         @property

@@ -9,8 +9,8 @@ from pagecore.errors import UnsupportedOption
 from pagecore.models import specs_from_config
 from pagecore.models.families.registry import FAMILIES
 from pagecore.models.layer_types import FULL, SLIDING
-from pagecore.models.layers.unsupported import unsupported_layers
-from pagecore.storage import Alias, AttentionSpec, LatentSpec, StateSpec
+from pagecore.models.layers.unsupported import UNATTENDED_TYPES, unsupported_layers
+from pagecore.storage import Alias, AttentionSpec, LatentSpec, RowSpec, StateSpec
 
 _READ = {name: family for name, family in FAMILIES.items() if family.states is None}
 # Rotary embeddings whose angles depend on the length of the text: keys that they rotated serve no other text.
@@ -45,17 +45,12 @@ def specs_of_model(
     PagecoreError
         As `specs_from_config`.
     """
-    if config.model_type in _READ:
+    attention = UNATTENDED_TYPES.get(config.model_type)
+    if config.model_type in _READ and attention is None:
         if _READ[config.model_type].stores_latents and not latents:
             return _expanded(config, dtype, format)
-        specs = _of_family(config, dtype, format)
-        if any(isinstance(spec, LatentSpec) and spec.index_dim for spec in specs):
-            raise UnsupportedOption(
-                f"the {config.model_type} selects keys with an indexer, whose keys a PagedCache does not store; use "
-                "another cache"
-            )
-        return specs
-    attention = unsupported_layers(config.model_type, lambda name: _given(config, name))
+        return _of_family(config, dtype, format)
+    attention = attention or unsupported_layers(config.model_type, lambda name: _given(config, name))
     if attention is not None:
         raise UnsupportedOption(
             f"the {config.model_type} has {attention}, which a PagedCache does not support; use another cache"
@@ -110,9 +105,14 @@ def _expanded(config: Any, dtype: str, format: str | None) -> list[AttentionSpec
 
 
 def _of_family(config: Any, dtype: str, format: str | None) -> list[AttentionSpec | LatentSpec]:
-    """Return the specs of a known family, none of which keeps states or shares keys."""
+    """Return the specs of a known family, none of which keeps states or shares keys; refuse layers with an indexer."""
     specs = specs_from_config(config.to_dict(), dtype=dtype, format=format)
-    return [spec for spec in specs if not isinstance(spec, StateSpec | Alias)]
+    if any(isinstance(spec, RowSpec) or (isinstance(spec, LatentSpec) and spec.index_dim) for spec in specs):
+        raise UnsupportedOption(
+            f"the {config.model_type} selects keys with an indexer, whose keys a PagedCache does not store; use "
+            "another cache"
+        )
+    return [spec for spec in specs if not isinstance(spec, StateSpec | Alias | RowSpec)]
 
 
 def _windows(config: Any) -> list[int | None]:
