@@ -339,7 +339,8 @@ class ReplayOptions:
             )
         if self.attend:
             raise UnsupportedOption("attend and model exclude each other; a model is replayed without keys and values")
-        object.__setattr__(self, "layers", with_checkpoints(specs_from_config(model), self.checkpoint_format))
+        specs = specs_from_config(model, block_size=self.block_size)
+        object.__setattr__(self, "layers", with_checkpoints(specs, self.checkpoint_format))
         if self.has_blocks:
             return
         if self.blocks is not None and self.blocks != UNBOUNDED:

@@ -7,6 +7,7 @@ from pagecore import LatentSpec, PagedKVCache, Plane, RowSpec, ShapeError, State
 from pagecore.models import ConfigError, read_model_config, specs_from_config
 from pagecore.models.parameters import count_parameters, mtp_specs
 from pagecore.serving.planner import plan_model
+from pagecore.serving.replay.options import ReplayOptions
 from tests.capabilities import require
 
 # The fields of deepseek-ai/DeepSeek-V4-Flash that decide its cache; the last rate is that of a draft.
@@ -139,6 +140,13 @@ def test_a_plan_of_deepseek_v4_uses_the_blocks_that_its_rows_need():
     assert plan_model(FLASH, "40GiB", block_size=256).memory.block_size == 256
     with pytest.raises(ShapeError, match="block_size is 16, and a row belongs to 128 tokens; give the block size"):
         plan_model(FLASH, "40GiB", block_size=16)
+
+
+def test_a_replay_of_deepseek_v4_has_rows_for_its_blocks():
+    rows = ReplayOptions(memory="40GiB", model=FLASH, block_size=512).layers[3]
+    assert (rows.block_size, shapes(rows)["latent"][0]) == (512, (128, 512))
+    with pytest.raises(ShapeError, match="block_size is 16, and a row belongs to 128 tokens"):
+        ReplayOptions(memory="40GiB", model=FLASH)
 
 
 @pytest.mark.parametrize("format", [None, "fp8_ds_mla"])
