@@ -60,6 +60,9 @@ struct Loading {
 
 // Returns the number of extra passes that 32 banks of 4 bytes need for 8 rows. A row that occurs twice is read once.
 int count_conflicts(const uint32_t (&rows)[8]) {
+  uint32_t banks = 0;
+  for (const uint32_t row : rows) banks |= 1u << row / 16 % 8;
+  if (banks == 0xff) return 0;
   int most = 1;
   for (int i = 0; i < 8; ++i) {
     int same_banks = 0;
@@ -97,6 +100,8 @@ void load(const void* const (&operands)[kLanes]) {
   act_as_lane(own_lane);
 }
 
+using RowOfB = float __attribute__((vector_size(8 * sizeof(float))));
+
 struct Product {
   float (&c)[4];
   const uint32_t (&a)[4];
@@ -113,8 +118,8 @@ void unpack(uint32_t pair, float& low, float& high) {
 template <float (*kFloat)(uint16_t)>
 void multiply_warp(const void* const (&operands)[kLanes]) {
   float a[16][16];
-  float b[16][8];
-  float c[16][8];
+  RowOfB b[16];
+  RowOfB c[16];
   for (int lane = 0; lane < kLanes; ++lane) {
     const Product& own = *static_cast<const Product*>(operands[lane]);
     const int g = lane / 4;
@@ -125,13 +130,14 @@ void multiply_warp(const void* const (&operands)[kLanes]) {
       unpack<kFloat>(own.a[i], a[row][column], a[row][column + 1]);
       c[g + i / 2 * 8][q + i % 2] = own.c[i];
     }
-    unpack<kFloat>(own.b0, b[q][g], b[q + 1][g]);
-    unpack<kFloat>(own.b1, b[q + 8][g], b[q + 9][g]);
+    for (int i = 0; i < 4; ++i) {
+      b[q + i / 2 * 8 + i % 2][g] = kFloat(static_cast<uint16_t>((i < 2 ? own.b0 : own.b1) >> i % 2 * 16));
+    }
   }
   for (int i = 0; i < 16; ++i) {
-    for (int k = 0; k < 16; ++k) {
-      for (int j = 0; j < 8; ++j) c[i][j] += a[i][k] * b[k][j];
-    }
+    RowOfB sum = c[i];
+    for (int k = 0; k < 16; ++k) sum += a[i][k] * b[k];
+    c[i] = sum;
   }
   for (int lane = 0; lane < kLanes; ++lane) {
     const Product& own = *static_cast<const Product*>(operands[lane]);
