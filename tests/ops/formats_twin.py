@@ -1,7 +1,7 @@
 """Plain twin of the quantised formats: codes and scales of rows in NumPy, and the numbers that they represent.
 
-The native codecs round by arithmetic on bits. The twin rounds by tables of all codes, in float64, and computes scales
-in float32, one rounded operation at a time.
+The native codecs round by arithmetic on bits. The twin rounds with ml_dtypes, and computes scales in float32, one
+rounded operation at a time.
 
 Bits of each format, for a row x of float32 (float16 and bfloat16 are widened first); each operation rounds to float32:
 
@@ -81,42 +81,32 @@ def dequantize_row(codes: Any, format: str, scales: Any = None, scale: float = 1
 # ---- rounding
 
 
-def nearest_even(x: Floats, table: npt.NDArray[np.float64], largest: int) -> Bytes:
-    """Return the codes up to `largest` of the numbers of `table` nearest to x, of two the even one."""
-    magnitudes = table[: largest + 1]
-    size = np.minimum(np.abs(x.astype(np.float64)), magnitudes[-1])
-    above = np.minimum(np.searchsorted(magnitudes, size), largest)
-    below = np.maximum(above - 1, 0)
-    to_above, to_below = magnitudes[above] - size, size - magnitudes[below]
-    picks_above = (to_above < to_below) | ((to_above == to_below) & (above % 2 == 0))
-    code: Bytes = np.where(picks_above, above, below).astype(np.uint8)
-    return code
+def _nearest_even(x: Floats, dtype: Any, nan: int) -> Bytes:
+    """Return the codes of a dtype of ml_dtypes nearest to x, of two the even one; x saturates."""
+    largest = F32(ml_dtypes.finfo(dtype).max)
+    codes = np.clip(x, -largest, largest).astype(dtype).view(np.uint8)
+    return np.where(np.isnan(x), np.uint8(nan), codes)
 
 
 def e4m3(x: Floats) -> Bytes:
     """Return e4m3 codes: saturating, nearest even, NaN 0x7f."""
-    return _with_sign(x, nearest_even(x, E4M3, 0x7E), 0x80, 0x7F)
+    return _nearest_even(x, ml_dtypes.float8_e4m3fn, 0x7F)
 
 
 def e5m2(x: Floats) -> Bytes:
     """Return e5m2 codes: saturating, nearest even, NaN 0x7f."""
-    return _with_sign(x, nearest_even(x, E5M2, 0x7B), 0x80, 0x7F)
+    return _nearest_even(x, ml_dtypes.float8_e5m2, 0x7F)
 
 
 def e2m1(x: Floats) -> Bytes:
     """Return e2m1 codes: saturating, nearest even, NaN 0."""
-    return _with_sign(x, nearest_even(x, E2M1, 7), 8, 0)
+    return _nearest_even(x, ml_dtypes.float4_e2m1fn, 0)
 
 
 def half_away(x: Floats) -> Integers:
     """Return the nearest integers, halves away from 0; 0 for NaN."""
     wide = np.nan_to_num(x.astype(np.float64), nan=0.0)
     return (np.sign(wide) * np.floor(np.abs(wide) + 0.5)).clip(-(2**40), 2**40).astype(np.int64)
-
-
-def _with_sign(x: Floats, code: Bytes, sign: int, nan: int) -> Bytes:
-    signed = code | np.where(np.signbit(x), sign, 0)
-    return np.where(np.isnan(x), nan, signed).astype(np.uint8)
 
 
 def _ceil_log2(x: Floats) -> Integers:
@@ -182,7 +172,8 @@ def _fp4_block16(x: Floats, _: np.float32) -> tuple[Bytes, npt.NDArray[Any]]:
     groups = _grouped(x, 16)
     exponent = _ceil_log2(np.maximum(_amax(groups) / F32(6), F32(1e-10)))
     scaled = groups.astype(np.float64) / 2.0 ** exponent[..., None]
-    codes = (np.abs(scaled)[..., None] >= E2M1_BOUNDS).sum(-1) | np.where(groups < 0, 8, 0)
+    size = np.abs(scaled)
+    codes = sum((size >= bound).astype(np.uint8) for bound in E2M1_BOUNDS) | np.where(groups < 0, 8, 0)
     has_nan = np.isnan(groups).any(-1)
     return (
         _pack(_flat(np.where(has_nan[..., None], 0, codes))),
