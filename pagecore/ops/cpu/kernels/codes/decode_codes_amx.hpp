@@ -110,7 +110,7 @@ inline void score_mxfp8(AmxTiles& tiles, const HeadRows& rows, const uint32_t* q
   const auto sums_of = [&](int first) { return scratch.key + (first / kAmxRows % 2 + 1) * 16 * dim; };
   const auto unpack = [&](int first) __attribute__((always_inline)) {
     ahead.prefetch(kAmxRows / 2);
-    unpack_in_order(unpacker, tile.codes + first, dim, scratch.unpacked + first % (2 * kAmxRows) * dim);
+    unpack_in_order(unpacker, tile.codes + first, kAmxRows, dim, scratch.unpacked + first % (2 * kAmxRows) * dim);
   };
   const auto multiply = [&](int first) __attribute__((always_inline)) {
     float* sums = sums_of(first);
@@ -180,11 +180,15 @@ inline void pack_code_queries(const Cache& cache, uint16_t* rows, int64_t count,
   pack_query_pairs(rows, cache.dim, count, cache.dim, panel);
 }
 
-// Writes a panel of the values of 64 dims from d on, [32, 64], pairs of tokens; prefetches `rows_ahead` rows for each.
+// Tokens of a step over values, which fill the depth of a tile, and the tokens of each of its parts.
+constexpr int kStepTokens = kAmxDepth, kPartTokens = kStepTokens / kValueVectors;
+
+// Writes the values of 64 dims from d on of kPartTokens tokens as pairs of tokens, [kPartTokens / 2, 64]; prefetches
+// `rows_ahead` rows for each pair.
 template <typename Codes>
-PC_FORCE_INLINE void pack_value_panel(const Codes& codes, const StoredTile& tile, int64_t d, int64_t rows_ahead,
-                                      StreamsAhead& ahead, uint32_t* panel) {
-  for (int t = 0; t < kTileTokens; t += 2, panel += kValueDims) {
+PC_FORCE_INLINE void pack_value_part(const Codes& codes, const StoredTile& tile, int first, int64_t d,
+                                     int64_t rows_ahead, StreamsAhead& ahead, uint32_t* panel) {
+  for (int t = first; t < first + kPartTokens; t += 2, panel += kValueDims) {
     ahead.prefetch(rows_ahead);
     PairVec pairs[kValueVectors];
     codes.values(tile, t, d, pairs);
@@ -195,19 +199,21 @@ PC_FORCE_INLINE void pack_value_panel(const Codes& codes, const StoredTile& tile
   }
 }
 
-// Adds the sums of 64 dims from d on. The weights of vector n of the sums are those of the group n / kShared, 16 rows.
-template <typename Codes, int kShared>
-PC_FORCE_INLINE void add_value_block(const HeadRows& rows, const uint16_t* weights, const float* excess,
-                                     const uint32_t* panel, int64_t d) {
-  for_each_constant<kValueVectors>([]<int T>() __attribute__((always_inline)) { Amx::zero<T>(); });
-  for (int64_t t = 0; t < kTileTokens; t += kAmxDepth) {
-    for_each_constant<kValueVectors>([&]<int n>() __attribute__((always_inline)) {
-      constexpr int kGroup = n / kShared, kLeft = kLeftTile + kGroup % 2, kRight = kRightTile + n % 2;
-      if constexpr (n % kShared == 0) Amx::load<kLeft>(weights + kGroup * kAmxRows * kTileTokens + t, 2 * kTileTokens);
-      Amx::load<kRight>(panel + t / 2 * kValueDims + n * kAmxColumns, 4 * kValueDims);
-      Amx::multiply<n, kLeft, kRight>();
-    });
+// Multiplies the weights and the values of step kStep of a tile, vector n of its sums. The weights are those of the
+// group n / kShared, 16 rows.
+template <int kStep, int n, int kShared>
+PC_FORCE_INLINE void multiply_values(const uint16_t* weights, const uint32_t* panel) {
+  constexpr int kGroup = n / kShared, kLeft = kLeftTile + kGroup % 2, kRight = kRightTile + n % 2;
+  if constexpr (kStep == 0) Amx::zero<n>();
+  if constexpr (n % kShared == 0) {
+    Amx::load<kLeft>(weights + kGroup * kAmxRows * kTileTokens + kStep * kStepTokens, 2 * kTileTokens);
   }
+  Amx::load<kRight>(panel + n * kAmxColumns, 4 * kValueDims);
+  Amx::multiply<n, kLeft, kRight>();
+}
+
+// Adds the sums of 64 dims from d on.
+PC_FORCE_INLINE void add_value_sums(const HeadRows& rows, const float* excess, int64_t d) {
   alignas(64) float sums[kAmxRows][kValueDims];
   for_each_constant<kValueVectors>(
       [&]<int n>() __attribute__((always_inline)) { Amx::store<n>(&sums[0][n * kAmxColumns], sizeof(sums[0])); });
@@ -220,27 +226,48 @@ PC_FORCE_INLINE void add_value_block(const HeadRows& rows, const uint16_t* weigh
   }
 }
 
+// Values are packed a step before they are multiplied, a part before each product, so that packing and products
+// overlap. `panel` has room for two steps.
 template <typename Codes, int kGroup>
 void accumulate_rows_of(AmxTiles& tiles, const HeadRows& rows, const StoredTile& tile, const NextRows& next_rows,
                         int64_t dim, const float* scales, uint32_t* panel) {
-  constexpr int kGroups = kGroup == 0 ? 1 : kValueDims / kGroup;
+  constexpr int kGroups = kGroup == 0 ? 1 : kValueDims / kGroup, kShared = kValueVectors / kGroups;
+  constexpr int64_t kStepSize = kStepTokens / 2 * kValueDims;
+  static_assert(kTileTokens == 2 * kStepTokens);
   const Codes codes(tile);
   prefetch_all_scales(next_rows);
   StreamsAhead ahead(next_rows);
   float excess[kAmxRows];
   for (int64_t r = 0; r < rows.count; ++r) excess[r] = codes.excess(rows.weights + r * kTileTokens);
   alignas(64) uint16_t scaled_weights[kGroups * kAmxRows * kTileTokens];
+  const uint16_t* const weights = kGroup == 0 ? rows.weights : scaled_weights;
+  const int64_t rows_ahead = dim > kValueDims ? 1 : 2;
+  const auto pack = [&]<int kStep, int kPart>(int64_t d) __attribute__((always_inline)) {
+    pack_value_part(codes, tile, kStep * kStepTokens + kPart * kPartTokens, d, rows_ahead, ahead,
+                    panel + kStep * kStepSize + kPart * (kPartTokens / 2) * kValueDims);
+  };
+  const auto multiply = [&]<int kStep, int n>() __attribute__((always_inline)) {
+    multiply_values<kStep, n, kShared>(weights, panel + kStep * kStepSize);
+  };
   tiles.set_rows(kAmxRows);
   for (int64_t d = 0; d < dim; d += kValueDims) {
-    const uint16_t* weights = rows.weights;
-    pack_value_panel(codes, tile, d, dim > kValueDims ? 1 : 2, ahead, panel);
+    for_each_constant<kValueVectors>([&]<int n>() __attribute__((always_inline)) {
+      pack.template operator()<0, n>(d);
+      if (d > 0) multiply.template operator()<1, n>();
+    });
+    if (d > 0) add_value_sums(rows, excess, d - kValueDims);
     if constexpr (kGroup != 0) {
       scale_weights_of_groups<kGroups, kAmxRows>(rows.scores, rows.count, scales + d / kGroup * kTileTokens,
                                                  scaled_weights);
-      weights = scaled_weights;
     }
-    add_value_block<Codes, kValueVectors / kGroups>(rows, weights, excess, panel, d);
+    for_each_constant<kValueVectors>([&]<int n>() __attribute__((always_inline)) {
+      pack.template operator()<1, n>(d);
+      multiply.template operator()<0, n>();
+    });
   }
+  for_each_constant<kValueVectors>([&]<int n>()
+                                       __attribute__((always_inline)) { multiply.template operator()<1, n>(); });
+  add_value_sums(rows, excess, dim - kValueDims);
 }
 
 // Adds the products of all rows; all attend to the same keys.

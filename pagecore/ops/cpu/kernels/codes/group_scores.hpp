@@ -26,7 +26,8 @@ namespace {
 #if defined(PC_AMX)
 
 // Query rows, groups and their dims that a tile has rows for.
-constexpr int64_t kGroupRows = 4, kTileGroups = kAmxRows / kGroupRows, kGroupDims = 16 * kTileGroups;
+constexpr int kGroupRows = 4;
+constexpr int64_t kTileGroups = kAmxRows / kGroupRows, kGroupDims = 16 * kTileGroups;
 constexpr int64_t kTileNumbers = kAmxRows * kAmxColumns;
 
 // True if this many query rows are multiplied here.
@@ -50,36 +51,36 @@ inline void pack_left_queries(const uint16_t* query, int64_t count, int64_t dim,
   }
 }
 
-// Writes 16 keys as right sides, [dim / 2, 16].
-PC_FORCE_INLINE void pack_group_keys(const E2M1Lookup& lookup, const char* const* keys, int64_t dim, uint32_t* panel) {
-  for (int64_t d = 0; d < dim; d += 128) {
-    const int dwords = dim - d < 128 ? 8 : 16;
-    Vec square[kLanes];
-    load_square(keys, d / 2, dwords, square);
-#pragma GCC unroll 16
-    for (int j = 0; j < kLanes; ++j) {
-      if (j >= dwords) break;
-      auto* const to = reinterpret_cast<uint16_t*>(panel + (d / 2 + 4 * j) * kAmxColumns);
+// Writes 32 dims of 16 keys from byte `at` of their rows on, as a right side.
+PC_FORCE_INLINE void pack_group_keys(const E2M1Lookup& lookup, const char* const* keys, int64_t at, uint32_t* panel) {
+  constexpr int kDwords = 4;
+  Vec dwords[kDwords];
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
-        store_words(to + i * 2 * kAmxColumns, lookup.of_low_bits((BitVec)square[j] >> 4 * i));
-      }
+  for (int i = 0; i < kDwords; ++i) {
+    const auto quarter = [&](int n) __attribute__((always_inline)) {
+      return reinterpret_cast<const float*>(keys[n + i] + at);
+    };
+    dwords[i] = load_quarters(quarter(0), quarter(4), quarter(8), quarter(12));
+  }
+  transpose_squares(dwords);
+#pragma GCC unroll 4
+  for (int j = 0; j < kDwords; ++j, panel += 4 * kAmxColumns) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      store_words(reinterpret_cast<uint16_t*>(panel + i * kAmxColumns), lookup.of_low_bits((BitVec)dwords[j] >> 4 * i));
     }
   }
 }
 
-// Sums [dim / 64, 16, 16] of 16 keys.
-PC_FORCE_INLINE void multiply_group_keys(const uint32_t* queries, const uint32_t* keys, int64_t dim, float* sums) {
-  for (int64_t d = 0; d < dim; d += kGroupDims, sums += kTileNumbers) {
-    Amx::zero<0>();
-    for_each_constant<2>([&]<int n>() __attribute__((always_inline)) {
-      const int64_t at = (d / kAmxDepth + n) * kTileNumbers;
-      Amx::load<kLeftTile + n>(queries + at, kAmxRowBytes);
-      Amx::load<kRightTile + n>(keys + at, kAmxRowBytes);
-      Amx::multiply<0, kLeftTile + n, kRightTile + n>();
-    });
-    Amx::store<0>(sums, kAmxRowBytes);
-  }
+// Adds the products of half kHalf of 64 dims, and stores the sums [16, 16] of both halves.
+template <int kHalf>
+PC_FORCE_INLINE void multiply_group_keys(const uint32_t* queries, const uint32_t* keys, float* sums) {
+  constexpr int kLeft = kLeftTile + kHalf, kRight = kRightTile + kHalf;
+  if constexpr (kHalf == 0) Amx::zero<0>();
+  Amx::load<kLeft>(queries, kAmxRowBytes);
+  Amx::load<kRight>(keys, kAmxRowBytes);
+  Amx::multiply<0, kLeft, kRight>();
+  if constexpr (kHalf == 1) Amx::store<0>(sums, kAmxRowBytes);
 }
 
 // Stores the scores of 16 keys. `scales` are those of the first group, 64 from one group to the next.
@@ -105,12 +106,13 @@ PC_FORCE_INLINE void prefetch_eight(const RowAhead& ahead) {
 }
 
 // Scores of up to 4 rows. The dim is a constant if kDim is not 0. Keys are packed a step before they are multiplied,
-// and their sums are added a step later, so that products wait neither for stores nor for each other.
+// and their sums are added a step later, so that products wait neither for stores nor for each other. Packing takes
+// turns with products, so that they overlap.
 template <int64_t kDim>
 inline void score_e2m1_groups(const HeadRows& rows, const uint32_t* queries, const Cache& cache, const StoredTile& tile,
                               const NextRows& next_rows, const Scratch& scratch) {
   const int64_t dim = kDim == 0 ? cache.dim : kDim;
-  const int64_t sums_size = dim / kGroupDims * kTileNumbers, keys_size = dim / 2 * kAmxColumns;
+  const int64_t sums_size = dim / kGroupDims * kTileNumbers, keys_size = dim / kAmxDepth * kTileNumbers;
   const E2M1Lookup lookup(tile.tables);
   const RowAhead ahead = rows_ahead(next_rows, tile);
   // Of 64 * dim floats: the scales [groups, 64], the sums and the keys of two steps.
@@ -118,18 +120,26 @@ inline void score_e2m1_groups(const HeadRows& rows, const uint32_t* queries, con
   float* const sums = scales + dim / 16 * kTileTokens;
   auto* const keys = reinterpret_cast<uint32_t*>(sums + 2 * sums_size);
   expand_scales(cache, tile, scales);
+  const auto pack = [&](int run, int64_t part) __attribute__((always_inline)) {
+    pack_group_keys(lookup, tile.codes + run * kAmxRows, part * kAmxDepth / 2,
+                    keys + run % 2 * keys_size + part * kTileNumbers);
+  };
   const auto add = [&](int run) __attribute__((always_inline)) {
     const int64_t first = run * kAmxRows;
     add_group_sums(sums + run % 2 * sums_size, scales + first, dim, rows.count, rows.scores + first);
   };
-  pack_group_keys(lookup, tile.codes, dim, keys);
+  for (int64_t part = 0; part < dim / kAmxDepth; ++part) pack(0, part);
   for_each_constant<kRuns>([&]<int run>() __attribute__((always_inline)) {
     prefetch_eight<run * kAmxRows>(ahead);
-    if constexpr (run + 1 < kRuns) {
-      pack_group_keys(lookup, tile.codes + (run + 1) * kAmxRows, dim, keys + (run + 1) % 2 * keys_size);
+    for (int64_t part = 0; part < dim / kAmxDepth; part += 2) {
+      for_each_constant<2>([&]<int half>() __attribute__((always_inline)) {
+        if constexpr (run + 1 < kRuns) pack(run + 1, part + half);
+        const int64_t at = (part + half) * kTileNumbers;
+        multiply_group_keys<half>(queries + at, keys + run % 2 * keys_size + at,
+                                  sums + run % 2 * sums_size + part / 2 * kTileNumbers);
+      });
     }
     prefetch_eight<run * kAmxRows + 8>(ahead);
-    multiply_group_keys(queries, keys + run % 2 * keys_size, dim, sums + run % 2 * sums_size);
     if constexpr (run > 0) add(run - 1);
   });
   add(kRuns - 1);
@@ -148,10 +158,11 @@ inline void pack_right_queries(const uint16_t* query, int64_t count, int64_t dim
   }
 }
 
-// Writes 16 keys of codes of 8 bits, in the order of their dims.
+// Writes `count` keys of codes of 8 bits, in the order of their dims.
 template <typename Unpacker>
-PC_FORCE_INLINE void unpack_in_order(const Unpacker& unpacker, const char* const* keys, int64_t dim, uint16_t* rows) {
-  for (int i = 0; i < kAmxRows; ++i, rows += dim) {
+PC_FORCE_INLINE void unpack_in_order(const Unpacker& unpacker, const char* const* keys, int count, int64_t dim,
+                                     uint16_t* rows) {
+  for (int i = 0; i < count; ++i, rows += dim) {
     for (int64_t d = 0; d < dim; d += kByteLanes) {
       unpacker.unpack((Bytes)_mm512_loadu_si512(keys[i] + d),
                       [&](int at, Words words) __attribute__((always_inline)) { store_words(rows + d + at, words); });
@@ -159,18 +170,17 @@ PC_FORCE_INLINE void unpack_in_order(const Unpacker& unpacker, const char* const
   }
 }
 
-// Sums [dim / 128, 16, 16] of 16 keys.
+// Adds the products of quarter kQuarter of the dims of 16 keys, and stores the sums [dim / 128, 16, 16].
+template <int kQuarter>
 PC_FORCE_INLINE void multiply_key_groups(const uint32_t* queries, const uint16_t* keys, int64_t dim, float* sums) {
-  for (int64_t d = 0; d < dim; d += kTileGroups * kAmxDepth, sums += kTileNumbers) {
-    Amx::zero<0>();
-    for_each_constant<static_cast<int>(kTileGroups)>([&]<int n>() __attribute__((always_inline)) {
-      constexpr int kLeft = kLeftTile + n % 2, kRight = kRightTile + n % 2;
-      const int64_t at = d + n * kAmxDepth;
-      Amx::load<kRight>(queries + at / 2 * kAmxColumns, kAmxRowBytes);
-      Amx::load<kLeft>(keys + at, 2 * dim);
-      Amx::multiply<0, kLeft, kRight>();
-    });
-    Amx::store<0>(sums, kAmxRowBytes);
+  constexpr int kLeft = kLeftTile + kQuarter % 2, kRight = kRightTile + kQuarter % 2;
+  constexpr int64_t kTileDims = kTileGroups * kAmxDepth;
+  for (int64_t d = kQuarter * dim / 4; d < (kQuarter + 1) * dim / 4; d += kAmxDepth) {
+    if (d % kTileDims == 0) Amx::zero<0>();
+    Amx::load<kRight>(queries + d / 2 * kAmxColumns, kAmxRowBytes);
+    Amx::load<kLeft>(keys + d, 2 * dim);
+    Amx::multiply<0, kLeft, kRight>();
+    if ((d + kAmxDepth) % kTileDims == 0) Amx::store<0>(sums + d / kTileDims * kTileNumbers, kAmxRowBytes);
   }
 }
 
@@ -218,14 +228,17 @@ inline void score_mxfp8_groups(const HeadRows& rows, const uint32_t* queries, co
     const int64_t first = run * kAmxRows;
     add_key_sums(sums_of(run), scales + first * dim / 32, dim, rows.count, rows.scores + first);
   };
-  unpack_in_order(unpacker, tile.codes, dim, keys_of(0));
+  unpack_in_order(unpacker, tile.codes, kAmxRows, dim, keys_of(0));
   for_each_constant<kRuns>([&]<int run>() __attribute__((always_inline)) {
-    prefetch_eight<run * kAmxRows>(ahead);
-    if constexpr (run + 1 < kRuns) {
-      unpack_in_order(unpacker, tile.codes + (run + 1) * kAmxRows, dim, keys_of(run + 1));
-    }
-    prefetch_eight<run * kAmxRows + 8>(ahead);
-    multiply_key_groups(queries, keys_of(run), dim, sums_of(run));
+    for_each_constant<4>([&]<int quarter>() __attribute__((always_inline)) {
+      constexpr int kKeys = kAmxRows / 4, kFirst = quarter * kKeys;
+      if constexpr (quarter % 2 == 0) prefetch_eight<run * kAmxRows + kFirst>(ahead);
+      if constexpr (run + 1 < kRuns) {
+        unpack_in_order(unpacker, tile.codes + (run + 1) * kAmxRows + kFirst, kKeys, dim,
+                        keys_of(run + 1) + kFirst * dim);
+      }
+      multiply_key_groups<quarter>(queries, keys_of(run), dim, sums_of(run));
+    });
     if constexpr (run > 0) add(run - 1);
   });
   add(kRuns - 1);

@@ -25,13 +25,16 @@ PC_FORCE_INLINE Vec even_quarters(Vec a, Vec b) { return quarters<0>(a, b, Lanes
 PC_FORCE_INLINE Vec odd_quarters(Vec a, Vec b) { return quarters<1>(a, b, Lanes{}); }
 
 #if defined(__AVX512F__)
+// Four lanes at each of four addresses.
+PC_FORCE_INLINE Vec load_quarters(const float* a, const float* b, const float* c, const float* d) {
+  __m512 v = _mm512_castps128_ps512(_mm_loadu_ps(a));
+  v = _mm512_maskz_insertf32x4(kAllLanes, v, _mm_loadu_ps(b), 1);
+  v = _mm512_maskz_insertf32x4(kAllLanes, v, _mm_loadu_ps(c), 2);
+  return (Vec)_mm512_maskz_insertf32x4(kAllLanes, v, _mm_loadu_ps(d), 3);
+}
 // Four lanes at `from`, and at 1, 2 and 3 strides from there.
 PC_FORCE_INLINE Vec load_quarters(const float* from, int64_t stride) {
-  const auto quarter = [&](int i) __attribute__((always_inline)) { return _mm_loadu_ps(from + i * stride); };
-  __m512 v = _mm512_castps128_ps512(quarter(0));
-  v = _mm512_maskz_insertf32x4(kAllLanes, v, quarter(1), 1);
-  v = _mm512_maskz_insertf32x4(kAllLanes, v, quarter(2), 2);
-  return (Vec)_mm512_maskz_insertf32x4(kAllLanes, v, quarter(3), 3);
+  return load_quarters(from, from + stride, from + 2 * stride, from + 3 * stride);
 }
 #endif
 
