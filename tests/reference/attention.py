@@ -1,4 +1,4 @@
-"""Attention over a paged cache in float64, one sequence and one key head at a time: the oracle of the ops.
+"""Attention over a paged cache in float64, one sequence at a time: the oracle of the ops.
 
 A key is read through the block table only if some query attends to it. A NaN in any other slot therefore appears in the
 result of a kernel that reads too much, and never in the oracle.
@@ -6,8 +6,8 @@ result of a kernel that reads too much, and never in the oracle.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,19 +56,19 @@ def query_ranges(num_sequences: int, cu_query_lens: ArrayLike | None) -> list[tu
     if cu_query_lens is None:
         return [(i, i + 1) for i in range(num_sequences)]
     cu = [int(x) for x in np.asarray(cu_query_lens)]
-    return list(pairwise(cu))
+    return list(itertools.pairwise(cu))
 
 
-def fetch(cache: NDArray[Any], blocks: NDArray[Any], wanted: Bool, head: int, scale: float) -> Float:
-    """Return the wanted tokens of one head of a sequence, dequantised; zeros for the other tokens."""
-    block_size, dim = cache.shape[1], cache.shape[3]
-    rows = np.zeros((wanted.size, dim))
+def fetch(cache: NDArray[Any], blocks: NDArray[Any], wanted: Bool, scales: Float) -> Float:
+    """Return the wanted tokens of a sequence, dequantised, as ``[heads, s, D]``; zeros for the other tokens."""
+    block_size, heads, dim = cache.shape[1:]
+    rows = np.zeros((wanted.size, heads, dim))
     j = np.flatnonzero(wanted)
-    rows[j] = cache[blocks[j // block_size], j % block_size, head].astype(np.float64) * scale
-    return rows
+    rows[j] = cache[blocks[j // block_size], j % block_size].astype(np.float64) * scales[:, None]
+    return rows.swapaxes(0, 1)
 
 
-def attend_heads(
+def attend(
     q: Float,
     k: Float,
     v: Float,
@@ -80,25 +80,36 @@ def attend_heads(
     sinks: Float,
     distances: NDArray[Any],
 ) -> tuple[Float, Float]:
-    """Query heads of a key head: ``q [g, n, D]``, ``k [s, D]``, ``v [s, Dv]`` -> ``[g, n, Dv]`` and lse ``[g, n]``.
+    """Groups of query heads by key head: ``q [h, g, n, D]``, ``k [h, s, D]``, ``v [h, s, Dv]`` -> ``[h, g, n, Dv]``.
 
-    A sink of -infinity is none. ``distances [n, s]`` are positions of keys less those of queries.
+    Returns the lse as well, ``[h, g, n]``. A sink of -infinity is none, ``sinks`` and ``slopes`` are ``[h, g]``.
+    ``distances [n, s]`` are positions of keys less those of queries.
     """
     with np.errstate(all="ignore"):  # of NaN and infinities
-        scores = scale * (q @ k.T)
+        scores = scale * (q @ k.swapaxes(1, 2)[:, None])
         if softcap:
             scores = softcap * np.tanh(scores / softcap)
-        logits = np.where(attended, scores + slopes[:, None, None] * distances, -np.inf)
-        top = np.maximum(logits.max(axis=-1, initial=-np.inf), sinks[:, None])
+        if slopes.any():
+            scores = scores + slopes[..., None, None] * distances
+        logits = np.where(attended, scores, -np.inf)
+        top = np.maximum(logits.max(axis=-1, initial=-np.inf), sinks[..., None])
         origin = np.where(top == -np.inf, 0.0, top)
-        lse = origin + np.log(np.exp(logits - origin[..., None]).sum(axis=-1) + np.exp(sinks[:, None] - origin))
+        lse = origin + np.log(np.exp(logits - origin[..., None]).sum(axis=-1) + np.exp(sinks[..., None] - origin))
         weights = np.where((lse == -np.inf)[..., None], 0.0, np.exp(logits - lse[..., None]))
         if np.isfinite(v).all():
-            return weights @ v, lse
-        out = np.zeros((*lse.shape, v.shape[1]))
-        for i in range(len(attended)):  # a key that a row does not attend to may be NaN, and 0 * NaN is NaN
-            out[:, i] = weights[:, i, attended[i]] @ v[attended[i]]
+            return weights @ v[:, None], lse
+        out = np.zeros((*lse.shape, v.shape[2]))
+        for i, keys in enumerate(attended):  # a key that a row does not attend to may be NaN, and 0 * NaN is NaN
+            out[:, :, i] = weights[:, :, i, keys] @ v[:, keys]
         return out, lse
+
+
+def parts(by_group: tuple[int, int], at_once: int) -> Iterator[tuple[slice, slice]]:
+    """Yield parts of up to `at_once` query heads: whole groups, or parts of one group."""
+    kv_heads, group = by_group
+    h_step, g_step = max(1, at_once // group), max(1, min(group, at_once))
+    for h, g in itertools.product(range(0, kv_heads, h_step), range(0, group, g_step)):
+        yield slice(h, h + h_step), slice(g, g + g_step)
 
 
 def paged_attention(
@@ -132,12 +143,14 @@ def paged_attention(
     scale = 1.0 / np.sqrt(dim) if scale is None else scale
     k_scales = np.broadcast_to(np.asarray(1.0 if key_scale is None else key_scale, np.float64), num_kv_heads)
     v_scales = np.broadcast_to(np.asarray(1.0 if value_scale is None else value_scale, np.float64), num_kv_heads)
-    slopes = np.zeros(num_heads) if alibi_slopes is None else np.asarray(alibi_slopes, np.float64)
+    by_group = num_kv_heads, num_heads // num_kv_heads
+    slopes = np.asarray(np.zeros(num_heads) if alibi_slopes is None else alibi_slopes, np.float64).reshape(by_group)
     sink_numbers = np.full(num_heads, -np.inf) if sinks is None else np.asarray(sinks, np.float64)
+    sink_numbers = sink_numbers.reshape(by_group)
     flat_mask = None if mask is None else np.asarray(mask)
 
-    out = np.zeros((num_tokens, num_heads, value_cache.shape[3]))
-    lse = np.full((num_tokens, num_heads), -np.inf)
+    out = np.zeros((num_tokens, *by_group, value_cache.shape[3]))
+    lse = np.full((num_tokens, *by_group), -np.inf)
     mask_start = 0
     ranges = query_ranges(len(lens), cu_query_lens)
     for (first, end), seq_len, row in zip(ranges, lens, table_rows, strict=True):
@@ -155,26 +168,23 @@ def paged_attention(
             attended, keys, at = tree_view(rows_of_bits, seq_len, positions=own, window=window, chunk=chunk)
             distances = keys - at[:, None]
         wanted = attended.any(axis=0)
-        group = num_heads // num_kv_heads
-        at_once = max(1, min(group, 2**22 // max(1, shape[0] * shape[1])))
-        for kv_head in range(num_kv_heads):
-            k = fetch(key_cache, block_table[row], wanted, kv_head, k_scales[kv_head])
-            v = fetch(value_cache, block_table[row], wanted, kv_head, v_scales[kv_head])
-            for begin in range(kv_head * group, (kv_head + 1) * group, at_once):
-                heads = slice(begin, min(begin + at_once, (kv_head + 1) * group))
-                result, own_lse = attend_heads(
-                    query[first:end, heads].astype(np.float64).swapaxes(0, 1),
-                    k,
-                    v,
-                    attended,
-                    scale=scale,
-                    softcap=softcap,
-                    slopes=slopes[heads],
-                    sinks=sink_numbers[heads],
-                    distances=distances,
-                )
-                out[first:end, heads], lse[first:end, heads] = result.swapaxes(0, 1), own_lse.T
-    return out, lse
+        k = fetch(key_cache, block_table[row], wanted, k_scales)
+        v = fetch(value_cache, block_table[row], wanted, v_scales)
+        q = query[first:end].astype(np.float64).reshape(shape[0], *by_group, dim).transpose(1, 2, 0, 3)
+        for h, g in parts(by_group, 2**22 // max(1, shape[0] * shape[1])):
+            result, own_lse = attend(
+                q[h, g],
+                k[h],
+                v[h],
+                attended,
+                scale=scale,
+                softcap=softcap,
+                slopes=slopes[h, g],
+                sinks=sink_numbers[h, g],
+                distances=distances,
+            )
+            out[first:end, h, g], lse[first:end, h, g] = result.transpose(2, 0, 1, 3), own_lse.transpose(2, 0, 1)
+    return out.reshape(num_tokens, num_heads, out.shape[-1]), lse.reshape(num_tokens, num_heads)
 
 
 def write_kv(

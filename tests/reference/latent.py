@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 import struct
 from typing import Any
@@ -46,8 +47,8 @@ def latent_attention(
     out = np.zeros((*query.shape[:2], latent_dim))
     lse = np.full(query.shape[:2], -np.inf)
     for i, length in enumerate(seq_lens):
-        listed = [rows[table[i][j // block_size], j % block_size] for j in range(length)]
-        keys = np.array(listed).reshape(length, rows.shape[2])
+        j = np.arange(length)
+        keys = rows[np.asarray(table[i])[j // block_size], j % block_size]
         for token in range(cu[i], cu[i + 1]):
             position = length - (cu[i + 1] - token)
             high = min(length, position + 1) if causal else length
@@ -72,7 +73,8 @@ def sparse_attention(
 
 def _nearest(levels: list[float] | tuple[float, ...], size: float) -> int:
     """Return the code of the nearest level; a tie goes to the even code, and the last level is the limit."""
-    return min(range(len(levels)), key=lambda code: (abs(levels[code] - size), code % 2))
+    above = min(bisect.bisect_left(levels, size), len(levels) - 1)
+    return min((max(above - 1, 0), above), key=lambda code: (abs(levels[code] - size), code % 2))
 
 
 def e4m3(x: float) -> int:
