@@ -15,7 +15,7 @@ from pagecore.arrays.dtypes.formats import FORMATS
 from pagecore.ops.cpu import _cpu
 from tests.ops import formats_twin as twin
 from tests.ops.cases import DTYPES, LAYOUTS, Shape, assert_output_close, make_case, random_mask
-from tests.ops.format_cases import DIMS, FormatCase, make_format_case, store
+from tests.ops.format_cases import DIMS, FormatCase, check_format_case, make_format_case, store
 from tests.ops.test_attention_options import OPTIONS
 from tests.reference import attention as reference
 from tests.thinning import in_turn
@@ -29,22 +29,26 @@ EVERY_FORMAT = pytest.mark.parametrize("format", FORMATS)
 
 
 ISAS = _cpu.available_isas()
+# Above the other marks, so that it varies fastest: tests of one case follow one another.
+EVERY_ISA = pytest.mark.parametrize("isa", ISAS, indirect=True)
 
 
-@pytest.fixture(params=ISAS)
+@pytest.fixture
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     before = _cpu.isa()
     yield _cpu.set_isa(request.param)
     _cpu.set_isa(before)
 
 
+@EVERY_ISA
 @LENS
 @EVERY_FORMAT
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_format_on_every_instruction_set(isa, lens, format, dtype):
-    make_format_case(format, shape=Shape(dims=DIMS, query_dtype=dtype, **lens)).check()
+    check_format_case(format, shape=Shape(dims=DIMS, query_dtype=dtype, **lens))
 
 
+@EVERY_ISA
 @LENS
 @pytest.mark.parametrize("byte", [0, 1])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -67,7 +71,7 @@ def test_the_least_ue8m0_scales(isa, lens, format, dtype, byte):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout(lens, format, layout):
     shape = Shape(dims=DIMS, layout=layout, block_size=5, query_dtype="bfloat16", **lens)
-    make_format_case(format, shape=shape).check()
+    check_format_case(format, shape=shape)
 
 
 TILES = [
@@ -87,9 +91,10 @@ def test_whole_tiles_with_scales_in_contiguous_rows_and_apart(isa, format, tile)
     layout, block_size, dim, group = tile
     heads = (2 * group, 2)
     shape = Shape(dims=(dim, dim), heads=heads, layout=layout, block_size=block_size, query_dtype="bfloat16", **DECODE)
-    make_format_case(format, shape=shape).check()
+    check_format_case(format, shape=shape)
 
 
+@EVERY_ISA
 @EVERY_FORMAT
 @pytest.mark.parametrize("window", [None, (20, 0)])
 @pytest.mark.parametrize("heads", [(1, 1), (4, 2)])
@@ -97,9 +102,10 @@ def test_few_queries_around_the_end_of_a_tile(isa, format, window, heads):
     """Only the last queries attend to the last tile, and only the first to the first tile of a window."""
     lens = {"seq_lens": (66, 84, 130, 65), "query_lens": (4, 3, 3, 2)}
     shape = Shape(dims=(64, 128), heads=heads, query_dtype="bfloat16", **lens)
-    make_format_case(format, shape=shape, window=window).check()
+    check_format_case(format, shape=shape, window=window)
 
 
+@EVERY_ISA
 def test_int8_codes_of_minus_128(isa):
     """No write makes them, but a cache may hold them: they share bits with 0."""
     case = make_format_case("int8_token", shape=Shape(dims=(64, 64), query_dtype="bfloat16", **DECODE))
@@ -111,6 +117,7 @@ def test_int8_codes_of_minus_128(isa):
     case.check()
 
 
+@EVERY_ISA
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_infinite_scales_of_int4_values_never_give_finite_outputs(isa, dtype):
     """No write makes them, but a cache may hold them."""
@@ -124,6 +131,7 @@ def test_infinite_scales_of_int4_values_never_give_finite_outputs(isa, dtype):
     assert not np.isfinite(out.astype(np.float32)).any()
 
 
+@EVERY_ISA
 @pytest.mark.parametrize("format", ["float8_token", "int8_token", "int4_token"])
 def test_scales_of_rows_with_infinities_and_the_largest_numbers_are_finite(isa, format):
     largest = np.finfo(np.float32).max
@@ -140,28 +148,30 @@ FORMAT_OPTIONS = [name for name in OPTIONS if "scale" not in name or name == "ne
 )
 def test_every_option(lens, format, dtype, name):
     options = {key: value for key, value in OPTIONS[name].items() if key not in ("key_scale", "value_scale")}
-    make_format_case(format, shape=Shape(dims=DIMS, query_dtype=dtype, **lens), **options).check()
+    check_format_case(format, shape=Shape(dims=DIMS, query_dtype=dtype, **lens), **options)
 
 
+@EVERY_ISA
 @LENS
 @EVERY_FORMAT
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_tokens_hidden_by_a_mask_are_not_read(isa, lens, format, dtype):
     shape = Shape(dims=DIMS, query_dtype=dtype, **lens)
-    make_format_case(format, shape=shape, mask=random_mask(shape)).check()
+    check_format_case(format, shape=shape, mask=random_mask(shape))
 
 
 @pytest.mark.parametrize(
-    ("isa", "format", "window", "dtype"),
-    in_turn(ISAS, FORMATS, [1, 3, 30, 65, (40, 2)], over=[["float32", "bfloat16"]]),
+    ("format", "window", "isa", "dtype"),
+    in_turn(FORMATS, [1, 3, 30, 65, (40, 2)], ISAS, over=[["float32", "bfloat16"]]),
     indirect=["isa"],
     ids=str,
 )
 def test_windows_that_begin_within_a_tile(isa, format, dtype, window):
     shape = Shape(dims=(64, 64), query_dtype=dtype, **DECODE)
-    make_format_case(format, shape=shape, window=window).check()
+    check_format_case(format, shape=shape, window=window)
 
 
+@EVERY_ISA
 @LENS
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("cache_dtype", ["float32", "bfloat16"])
@@ -171,48 +181,49 @@ def test_windows_that_begin_within_a_tile(isa, format, dtype, window):
 )
 def test_keys_and_values_of_different_formats(isa, lens, dtype, cache_dtype, formats):
     shape = Shape(dims=(64, 128), query_dtype=dtype, cache_dtype=cache_dtype, **lens)
-    make_format_case(formats[0], formats[1], shape).check()
+    check_format_case(formats[0], formats[1], shape)
 
 
 SMALLEST_DIM = {name: format.group or format.codes_per_byte for name, format in FORMATS.items()}
 
 
 @pytest.mark.parametrize(
-    ("isa", "format", "units", "lens", "dtype"),
-    in_turn(ISAS, FORMATS, [(1, 1), (5, 3), (3, 17), (8, 7)], over=[[MIXED, DECODE], PRODUCTS]),
+    ("format", "units", "isa", "lens", "dtype"),
+    in_turn(FORMATS, [(1, 1), (5, 3), (3, 17), (8, 7)], ISAS, over=[[MIXED, DECODE], PRODUCTS]),
     indirect=["isa"],
 )
 def test_every_dim_that_the_groups_divide(isa, lens, format, dtype, units):
     unit, heads = SMALLEST_DIM[format], (5, 5) if units[0] % 2 else (6, 1)
     dims = (unit * units[0], unit * units[1])
-    make_format_case(format, shape=Shape(dims=dims, heads=heads, query_dtype=dtype, **lens)).check()
+    check_format_case(format, shape=Shape(dims=dims, heads=heads, query_dtype=dtype, **lens))
 
 
 @pytest.mark.parametrize(
-    ("isa", "format", "dims", "dtype"),
+    ("format", "dims", "isa", "dtype"),
     in_turn(
-        ISAS,
         ["float8_e4m3fn", "float8_e5m2", "float8_token", "int8_token"],
         [(80, 112), (112, 48), (16, 144)],
+        ISAS,
         over=[PRODUCTS],
     ),
     indirect=["isa"],
     ids=str,
 )
 def test_dims_that_are_no_whole_vectors_of_codes(isa, format, dims, dtype):
-    make_format_case(format, shape=Shape(dims=dims, heads=(14, 2), query_dtype=dtype, **DECODE)).check()
+    check_format_case(format, shape=Shape(dims=dims, heads=(14, 2), query_dtype=dtype, **DECODE))
 
 
 HEADS = [(2, 2), (4, 2), (12, 4), (8, 2), (10, 2), (14, 2), (16, 2), (40, 2)]
 
 
 @pytest.mark.parametrize(
-    ("isa", "format", "heads", "dtype"), in_turn(ISAS, FORMATS, HEADS, over=[PRODUCTS]), indirect=["isa"]
+    ("format", "heads", "isa", "dtype"), in_turn(FORMATS, HEADS, ISAS, over=[PRODUCTS]), indirect=["isa"]
 )
 def test_every_number_of_query_heads(isa, format, heads, dtype):
-    make_format_case(format, shape=Shape(dims=(128, 128), heads=heads, query_dtype=dtype, **DECODE)).check()
+    check_format_case(format, shape=Shape(dims=(128, 128), heads=heads, query_dtype=dtype, **DECODE))
 
 
+@EVERY_ISA
 @LENS
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
@@ -224,7 +235,7 @@ def test_every_number_of_query_heads(isa, format, heads, dtype):
     ],
 )
 def test_given_factors(isa, lens, dtype, format, factors):
-    make_format_case(format, shape=Shape(dims=DIMS, query_dtype=dtype, **lens), factors=factors, softcap=4.0).check()
+    check_format_case(format, shape=Shape(dims=DIMS, query_dtype=dtype, **lens), factors=factors, softcap=4.0)
 
 
 FEW_ROWS = [("float16", (4, 2)), ("bfloat16", (14, 2)), ("float32", (8, 2)), ("float16", (3, 1)), ("bfloat16", (7, 1))]
@@ -237,9 +248,10 @@ LONG_DIMS = [(64, 64), (128, 128), (192, 64), (256, 192), (96, 320), (320, 160)]
 def test_few_query_rows_of_every_dtype(isa, format, few, dims):
     """Their products take codes as integers or floats, by the dtype of the queries."""
     dtype, heads = few
-    make_format_case(format, shape=Shape(dims=dims, heads=heads, query_dtype=dtype, **DECODE)).check()
+    check_format_case(format, shape=Shape(dims=dims, heads=heads, query_dtype=dtype, **DECODE))
 
 
+@EVERY_ISA
 @EVERY_FORMAT
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_tokens_of_very_different_magnitudes(isa, format, dtype):
@@ -253,6 +265,7 @@ def test_tokens_of_very_different_magnitudes(isa, format, dtype):
     FormatCase(plain, store(plain.key_cache, format, "HND"), store(plain.value_cache, format, "HND")).check()
 
 
+@EVERY_ISA
 @pytest.mark.parametrize("format", ["fp4_block16", "mxfp8"])
 def test_groups_of_values_of_very_different_magnitudes(isa, format):
     """The integers of a group of values are as exact as those of a group that is 4,096 times as large."""
@@ -269,6 +282,7 @@ def test_groups_of_values_of_very_different_magnitudes(isa, format):
         assert_output_close(out[..., first : first + 32], expected[..., first : first + 32])
 
 
+@EVERY_ISA
 @pytest.mark.parametrize("ratio", [1e2, 1e3, 1e5])
 @pytest.mark.parametrize("format", ["fp4_block16", "nvfp4", "mxfp8"])
 def test_a_group_that_is_large_in_a_token_of_little_weight(isa, format, ratio):
@@ -284,6 +298,7 @@ def test_a_group_that_is_large_in_a_token_of_little_weight(isa, format, ratio):
     FormatCase(plain, store(plain.key_cache, format, "HND"), value).check()
 
 
+@EVERY_ISA
 @EVERY_FORMAT
 @pytest.mark.parametrize("number", [np.nan, np.inf, 1e-35], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -317,6 +332,7 @@ def every_code(format: str) -> tuple[np.ndarray, np.ndarray]:
     return np.tile(codes, (scales.size, 1)), np.repeat(scales[:, None], groups, 1)
 
 
+@EVERY_ISA
 @EVERY_FORMAT
 @pytest.mark.parametrize("lone", [True, False], ids=["in place", "packed"])
 def test_every_code_is_exact(isa, format, lone):
@@ -350,6 +366,7 @@ def test_splits_and_plans(format, dtype, threads):
         pagecore.set_num_threads(before)
 
 
+@EVERY_ISA
 @EVERY_FORMAT
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_batch_invariant_bits(isa, format, dtype):
@@ -367,6 +384,7 @@ def run_invariant(case: FormatCase, query: Any, table: Any, lens: Any) -> Any:
     return ops.paged_attention(query, case.key.codes, case.value.codes, table, lens, plan=plan, **scales)
 
 
+@EVERY_ISA
 @EVERY_FORMAT
 @pytest.mark.parametrize("lone", [True, False], ids=["in place", "packed"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -387,6 +405,7 @@ def test_a_later_token_that_is_nan_does_not_reach_earlier_queries(isa, format, l
         assert np.isnan(out[-1].astype(np.float32)).all()
 
 
+@EVERY_ISA
 @pytest.mark.parametrize("code", [0x7F, 0xFF], ids=hex)
 @pytest.mark.parametrize("part", ["key", "value"])
 @pytest.mark.parametrize(("format", "dim"), [("float8_e4m3fn", 80), ("float8_token", 96), ("mxfp8", 96)])

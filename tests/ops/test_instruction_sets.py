@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from pagecore import errors, ops
 from pagecore.ops.cpu import _cpu
 from tests.capabilities import missing
-from tests.ops.cases import DTYPES, Shape, empty_cache, make_case, random_mask
+from tests.ops.cases import DTYPES, Shape, check_case, empty_cache, make_case, random_mask
 from tests.reference import attention as reference
 from tests.reference import blocks
 from tests.thinning import in_turn
@@ -22,32 +23,37 @@ from tests.thinning import in_turn
 pytestmark = pytest.mark.slow
 
 ISAS = _cpu.available_isas()
+# Above the other marks, so that it varies fastest: tests of one case follow one another.
+EVERY_ISA = pytest.mark.parametrize("isa", ISAS, indirect=True)
 MIXED = {"seq_lens": (70, 33, 1, 16, 300, 0), "query_lens": (7, 1, 1, 16, 40, 2)}
 DECODE = {"seq_lens": (70, 33, 1, 300, 0)}
 
 
-@pytest.fixture(params=ISAS)
+@pytest.fixture
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     before = _cpu.isa()
     yield _cpu.set_isa(request.param)
     _cpu.set_isa(before)
 
 
+@EVERY_ISA
 @pytest.mark.parametrize("query_dtype", DTYPES)
 @pytest.mark.parametrize("cache_dtype", DTYPES)
 @pytest.mark.parametrize("lens", [MIXED, DECODE], ids=["mixed", "decode"])
 def test_attention_in_every_dtype(isa, query_dtype, cache_dtype, lens):
-    make_case(Shape(query_dtype=query_dtype, cache_dtype=cache_dtype, **lens)).check()
+    check_case(Shape(query_dtype=query_dtype, cache_dtype=cache_dtype, **lens))
 
 
+@EVERY_ISA
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 @pytest.mark.parametrize("dims", [(33, 33), (80, 17), (128, 64), (256, 100), (5, 9)])
 @pytest.mark.parametrize("heads", [(6, 1), (5, 5), (16, 2)])
 def test_attention_in_every_shape(isa, layout, dims, heads):
-    make_case(Shape(layout=layout, dims=dims, heads=heads, block_size=5, **MIXED)).check()
-    make_case(Shape(layout=layout, dims=dims, heads=heads, block_size=5, **DECODE)).check()
+    check_case(Shape(layout=layout, dims=dims, heads=heads, block_size=5, **MIXED))
+    check_case(Shape(layout=layout, dims=dims, heads=heads, block_size=5, **DECODE))
 
 
+@EVERY_ISA
 @pytest.mark.parametrize("lens", [MIXED, DECODE], ids=["mixed", "decode"])
 @pytest.mark.parametrize("masked", [False, True])
 def test_attention_with_every_option(isa, lens, masked):
@@ -55,9 +61,10 @@ def test_attention_with_every_option(isa, lens, masked):
     options |= {"sinks": np.asarray([1.5, -2, 4, 0]), "alibi_slopes": np.asarray([0.5, 0.25, 0.125, 0.0625])}
     if masked:
         options["mask"] = random_mask(Shape(**lens))
-    make_case(Shape(**lens), **options).check()
+    check_case(Shape(**lens), **options)
 
 
+@EVERY_ISA
 @pytest.mark.parametrize("dims", [(33, 17), (16, 80), (64, 64)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("query_len", [1, 5, 40])
@@ -70,6 +77,7 @@ def test_calls_do_not_depend_on_earlier_calls(isa, dims, dtype, query_len):
     case.check()
 
 
+@EVERY_ISA
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cache_dtype", DTYPES)
 def test_writes_cast_to_the_same_bits(isa, dtype, cache_dtype):
@@ -84,20 +92,28 @@ def test_writes_cast_to_the_same_bits(isa, dtype, cache_dtype):
     assert cache[1].tobytes() == expected.tobytes()
 
 
+@functools.lru_cache(2)
+def hard_cache(layout: str, cache_dtype: str, count: int) -> np.ndarray:
+    """Return a read-only cache of numbers of all magnitudes, with rows of 37."""
+    rng = np.random.default_rng(0)
+    cache = empty_cache(layout, (count + 1, 16, 60, 37), DTYPES[cache_dtype])
+    numbers = (rng.standard_normal(5000) * 10.0 ** rng.integers(-9, 5, 5000)).astype(np.float32)
+    with np.errstate(over="ignore"):
+        cache[...] = numbers.astype(cache.dtype)[rng.integers(0, 5000, cache.shape, dtype=np.uint16)]
+    cache.flags.writeable = False
+    return cache
+
+
 @pytest.mark.parametrize(
-    ("isa", "dtype", "cache_dtype", "count", "layout"),
-    in_turn(ISAS, DTYPES, DTYPES, [3, 124], over=[["NHD", "HND"]]),
+    ("cache_dtype", "count", "dtype", "isa", "layout"),
+    in_turn(DTYPES, [3, 124], DTYPES, ISAS, over=[["NHD", "HND"]]),
     indirect=["isa"],
 )
 def test_blocks_are_gathered_scattered_and_transferred_to_the_same_bits(isa, dtype, cache_dtype, count, layout):
     """Rows of 37 numbers start and end anywhere in a line; 124 blocks exceed the caches."""
-    rng = np.random.default_rng(0)
-    shape = (count + 1, 16, 60, 37)
-    cache = empty_cache(layout, shape, DTYPES[cache_dtype])
-    numbers = (rng.standard_normal(5000) * 10.0 ** rng.integers(-9, 5, 5000)).astype(np.float32)
-    with np.errstate(over="ignore"):
-        cache[...] = numbers.astype(cache.dtype)[rng.integers(0, 5000, shape, dtype=np.uint16)]
-    order = rng.permutation(np.arange(1, count + 1))
+    cache = hard_cache(layout, cache_dtype, count)
+    shape = cache.shape
+    order = np.random.default_rng(1).permutation(np.arange(1, count + 1))
     packed = np.full((count * 16, 60, 37), np.nan, DTYPES[dtype])
     ops.gather_blocks(cache, order[None], [count * 16], out=packed)
     assert packed.tobytes() == blocks.cast(cache[order], packed.dtype).tobytes()
