@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -38,6 +40,17 @@ def make_cache(rng, length, block=BLOCK, dim=DIM, dtype=np.float32):
     return caches, table[None], (keys, values)
 
 
+@functools.cache
+def make_prompt(seed, length, count, dtype):
+    """Return the last `count` queries of a sequence, its caches and its row of the block table, all read-only."""
+    rng = np.random.default_rng(seed)
+    caches, table, _ = make_cache(rng, length, dtype=dtype)
+    query = rng.standard_normal((count, 3 * KV_HEADS, DIM), np.float32).astype(dtype)
+    for array in (query, caches, table):
+        array.flags.writeable = False
+    return query, caches, table
+
+
 def invariant_plan(count, length, **options):
     """Attend from the last `count` rows of one sequence."""
     return plan_attention(
@@ -70,10 +83,8 @@ OPTIONS = {
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 def test_a_row_has_the_same_bits_alone_and_in_a_prompt(isa, options, dtype):
-    rng = np.random.default_rng(1)
     length, count = 2500, 70
-    caches, table, _ = make_cache(rng, length, dtype=dtype)
-    query = rng.standard_normal((count, 3 * KV_HEADS, DIM), np.float32).astype(dtype)
+    query, caches, table = make_prompt(1, length, count, dtype)
     out, lse = attend(query, caches, table, length, **options)
     for row in (0, 1, 31, count - 1):
         alone, alone_lse = attend(query[row : row + 1], caches, table, length - (count - 1 - row), **options)
@@ -82,21 +93,16 @@ def test_a_row_has_the_same_bits_alone_and_in_a_prompt(isa, options, dtype):
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-@pytest.mark.parametrize("count", [1, 5])
-def test_fixed_splits_have_the_bits_of_none(isa, options, count, dtype):
+def test_fixed_splits_have_the_bits_of_none(isa, options, dtype):
     """A long prompt is not split, but its last rows alone are."""
-    rng = np.random.default_rng(2)
     length, long = 5000, 150
-    caches, table, _ = make_cache(rng, length, dtype=dtype)
-    query = rng.standard_normal((long, 3 * KV_HEADS, DIM), np.float32).astype(dtype)
+    query, caches, table = make_prompt(2, length, long, dtype)
     assert invariant_plan(long, length, **options).num_partial_rows == 0
-    assert invariant_plan(count, length, **options).num_partial_rows > 0
-    for split, whole in zip(
-        attend(query[-count:], caches, table, length, **options),
-        attend(query, caches, table, length, **options),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(split, whole[-count:])
+    whole = attend(query, caches, table, length, **options)
+    for count in (1, 5):
+        assert invariant_plan(count, length, **options).num_partial_rows > 0
+        for split, all_rows in zip(attend(query[-count:], caches, table, length, **options), whole, strict=True):
+            np.testing.assert_array_equal(split, all_rows[-count:])
 
 
 @pytest.mark.parametrize("block", [1, 3, 64, 100])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,14 +42,25 @@ def assert_numbers(got: Any, expected: Any) -> None:
     np.testing.assert_array_equal(got.view(width)[~nan], expected.view(width)[~nan])
 
 
+# Above the other marks, so that it varies fastest: the twin quantises each row once.
+EVERY_ISA = pytest.mark.parametrize("isa", _cpu.available_isas(), indirect=True)
+
+
+@functools.lru_cache(16)
+def known_rows(count: int, dim: int, dtype: str, format: str) -> tuple[Any, Any, Any]:
+    """Return rows of hard numbers, and their codes and scales by the twin."""
+    x = hard_numbers(count, dim, dtype)
+    return x, *twin.quantize_row(x, format, given_factor(format) or 1.0)
+
+
+@EVERY_ISA
 @pytest.mark.parametrize("format", ALL)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [32, 128, 480])
 def test_codes_scales_and_numbers_are_the_twins(isa, dim, dtype, format):
-    x = hard_numbers(400, dim, dtype)
+    x, expected_codes, expected_scales = known_rows(400, dim, dtype, format)
     factor = given_factor(format)
     codes, scales = pagecore.quantize(x, format, factor)
-    expected_codes, expected_scales = twin.quantize_row(x, format, factor or 1.0)
     assert codes.dtype == kind_of(format).dtype.numpy
     assert_bytes(codes, expected_codes)
     if scales is None:
@@ -63,6 +75,7 @@ def test_codes_scales_and_numbers_are_the_twins(isa, dim, dtype, format):
             assert_numbers(got, numbers.astype(DTYPES[out]))
 
 
+@EVERY_ISA
 @pytest.mark.parametrize("format", ALL)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_that_end_within_vectors(isa, dtype, format):
@@ -70,10 +83,8 @@ def test_rows_that_end_within_vectors(isa, dtype, format):
     kind = kind_of(format)
     step = kind.group or kind.codes_per_byte  # group 0 is a row
     for dim in sorted({-(-least // step) * step for least in (1, 8, 15, 24, 40, 48, 65, 72, 96, 112, 129, 176, 272)}):
-        x = hard_numbers(80, dim, dtype)
-        factor = given_factor(format)
-        codes, scales = pagecore.quantize(x, format, factor)
-        expected_codes, expected_scales = twin.quantize_row(x, format, factor or 1.0)
+        x, expected_codes, expected_scales = known_rows(80, dim, dtype, format)
+        codes, scales = pagecore.quantize(x, format, given_factor(format))
         assert_bytes(codes, expected_codes)
         if scales is not None:
             assert_bytes(scales, expected_scales)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -129,18 +130,25 @@ def assert_scores(got: Any, expected: Any) -> None:
     assert np.allclose(got[~nothing], expected[~nothing], rtol=1e-5, atol=1e-4)
 
 
+@functools.lru_cache(2)
+def scored_blocks(dtypes: tuple[str, str], dim: int, **options: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+    """Return the query and planes, the batch, and the scores of the twin."""
+    rng, given = RNG(5), batch(options.pop("mixed"), 4)
+    planes = np.sort(rng.standard_normal((2, 200, 2, dim)), axis=0).astype(DTYPES[dtypes[1]])
+    query = rng.standard_normal((given["cu_query_lens"][-1] + 2, 6, dim)).astype(DTYPES[dtypes[0]])
+    return (query, *planes), given, sparse.score_blocks(query, *planes, **given, block_size=4, **options)
+
+
+@pytest.mark.parametrize("isa", pagecore.available_isas(), indirect=True)  # varies fastest
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
 @pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "bfloat16")])
 @pytest.mark.parametrize("dim", [1, 64, 100])
 @pytest.mark.parametrize("group", ["max", "mean"])
 @pytest.mark.parametrize("mixed", [False, True])
 def test_scores_of_blocks_equal_the_twin(isa, threads, dtypes, dim, group, mixed):
-    rng, size, given = RNG(5), 4, batch(mixed, 4)
-    planes = np.sort(rng.standard_normal((2, 200, 2, dim)), axis=0).astype(DTYPES[dtypes[1]])
-    query = rng.standard_normal((given["cu_query_lens"][-1] + 2, 6, dim)).astype(DTYPES[dtypes[0]])
     for causal in (True, False):
-        options = {**given, "block_size": size, "causal": causal, "group": group}
-        got = ops.score_blocks(query, *planes, options.pop("block_table"), options.pop("seq_lens"), **options)
-        assert_scores(got, sparse.score_blocks(query, *planes, **given, block_size=size, causal=causal, group=group))
+        arrays, given, expected = scored_blocks(dtypes, dim, group=group, causal=causal, mixed=mixed)
+        assert_scores(ops.score_blocks(*arrays, **given, block_size=4, causal=causal, group=group), expected)
 
 
 @pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "float16")])
