@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from pagecore import errors, gather_latent, latent_attention, paged_attention, plan_attention, write_latent
 from pagecore.ops.cpu import _cpu
-from tests.ops.cases import DTYPES, assert_lse_close, assert_output_close
+from tests.ops.cases import DTYPES, assert_lse_close, assert_output_close, random_numbers
 from tests.reference import latent as reference
 
 ISAS = _cpu.available_isas()
@@ -29,15 +30,20 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @dataclass
 class Case:
-    """The arguments of a call, and the rows that the cache holds."""
+    """The arguments of a call."""
 
     query: np.ndarray
     rope: np.ndarray
     planes: tuple[Any, Any]
-    rows: np.ndarray  # dequantised, NaN where nothing was written
     table: np.ndarray
     seq_lens: np.ndarray
     options: dict[str, Any] = field(default_factory=dict)
+    format: str | None = None
+
+    @functools.cached_property
+    def rows(self) -> np.ndarray:
+        """The rows that the cache holds, dequantised; NaN where nothing was written."""
+        return dequantised(self.planes, self.format, self.options.get("latent_scale", 1.0))
 
     @property
     def latent_dim(self) -> int:
@@ -52,12 +58,12 @@ class Case:
         out = np.full(self.query.shape, np.nan, self.query.dtype)
         options = {**self.options, **more}
         lists = (self.table, self.seq_lens)
+        arrays = (self.joint, self.rows, self.latent_dim, *lists)
         got, lse = latent_attention(
             self.query, self.rope, *self.planes, *lists, out=out, return_lse=True, scale=scale, **options
         )
         assert got is out
         options = {k: v for k, v in options.items() if k not in ("latent_scale", "format", "plan")}
-        arrays = (self.joint, self.rows, self.latent_dim, *lists)
         expected = reference.latent_attention(*arrays, scale=scale, **options)
         size = reference.latent_attention(*arrays, scale=scale, absolute=True, **options)[0]
         assert_output_close(out, expected[0], size if self.latent_dim < 16 else None)
@@ -99,19 +105,18 @@ def make_case(
             planes = tuple(np.full((*shape, dim), np.nan, stored) if dim else None for dim in dims)
     factor = {"scale": scale} if format == "float8_e4m3fn" else {}
     for row, n in zip(table, lens, strict=True):
-        new = rng.standard_normal((n, latent_dim + rope_dim)).astype(np.float32)
+        new = random_numbers(rng, (n, latent_dim + rope_dim), np.dtype(np.float32))
         slots = row[np.arange(n) // block_size] * block_size + np.arange(n) % block_size
         write_latent(new[:, :latent_dim], new[:, latent_dim:], *planes, slots, **factor)
-    rows = dequantised(planes, format, scale)
     queries = len(lens) if query_lens is None else sum(query_lens)
-    query = rng.standard_normal((queries, heads, latent_dim)).astype(DTYPES[dtype])
-    rope = rng.standard_normal((queries, heads, rope_dim)).astype(DTYPES[dtype])
+    query = random_numbers(rng, (queries, heads, latent_dim), DTYPES[dtype]).copy()
+    rope = random_numbers(rng, (queries, heads, rope_dim), DTYPES[dtype]).copy()
     options: dict[str, Any] = {}
     if query_lens is not None:
         options["cu_query_lens"] = np.cumsum([0, *query_lens]).astype(np.int32)
     if factor:
         options["latent_scale"] = scale
-    return Case(query, rope, planes, rows, table, lens, options)
+    return Case(query, rope, planes, table, lens, options, format)
 
 
 def dequantised(planes: tuple[Any, Any], format: str | None, scale: float) -> np.ndarray:
