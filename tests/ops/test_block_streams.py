@@ -11,14 +11,19 @@ from pagecore import ops
 from pagecore.arrays.dtypes.dtype import as_dtype
 from tests.ops.block_cases import batch_of, poisoned, random_cache, random_numbers, untouched_beside
 from tests.reference import blocks as reference
+from tests.thinning import in_turn
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("offset", [0, 4, 16, 60])
-@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "float32"), ("float32", "bfloat16")])
-@pytest.mark.parametrize("heads", [(8, 128), (3, 37)])
-@pytest.mark.parametrize("layout", ["NHD", "HND", "padded"])
+DTYPE_PAIRS = [("float32", "float32"), ("bfloat16", "float32"), ("float32", "bfloat16")]
+
+
+@pytest.mark.parametrize(
+    ("offset", "heads", "layout", "dtypes"),
+    in_turn([0, 4, 16, 60], [(8, 128), (3, 37)], ["NHD", "HND", "padded"], over=[DTYPE_PAIRS]),
+    ids=str,
+)
 def test_large_gathers_are_complete_at_any_address(offset, dtypes, heads, layout):
     """Large enough for streaming stores of whole lines, with rows that start and end inside lines."""
     count = (9 << 20) // (heads[0] * heads[1] * as_dtype(dtypes[1]).itemsize) // 16 * 16 + 16
@@ -33,7 +38,7 @@ def test_large_gathers_are_complete_at_any_address(offset, dtypes, heads, layout
 
 
 @pytest.mark.parametrize("offset", [0, 4, 16])
-@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "float32"), ("float32", "bfloat16")])
+@pytest.mark.parametrize("dtypes", DTYPE_PAIRS)
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 def test_large_scatters_are_complete_at_any_address(offset, dtypes, layout):
     heads, blocks = (4, 40), 1 + (10 << 20) // (16 * 160 * as_dtype(dtypes[1]).itemsize)

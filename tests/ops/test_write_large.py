@@ -10,7 +10,7 @@ import pytest
 import pagecore
 from pagecore import ops
 from tests.ops.block_cases import poisoned, twin_of, untouched_beside
-from tests.ops.cases import DTYPES, LAYOUTS, empty_cache
+from tests.ops.cases import DTYPES, LAYOUTS, empty_cache, random_numbers
 from tests.thinning import in_turn
 
 pytestmark = pytest.mark.slow
@@ -33,7 +33,7 @@ def _threads(request):
 def new_rows(count: int, dim: int, dtype: str, offset: int = 0) -> Any:
     """Return random numbers at an address with a given remainder modulo 64."""
     rows, _ = poisoned((count, HEADS, dim), DTYPES[dtype], offset=offset)
-    rows[...] = np.random.default_rng(count + dim).standard_normal(rows.shape, dtype=np.float32)
+    rows[...] = random_numbers(np.random.default_rng(count + dim), rows.shape, np.dtype(np.float32))
     return rows
 
 
@@ -48,12 +48,11 @@ def runs_of_slots(num_slots: int, count: int, longest: int, seed: int = 0) -> An
 
 
 def write_as_numpy(rows: Any, cache: Any, slots: Any) -> None:
-    """Oracle: write token by token, so that the last one stays."""
-    kept = dict(zip(slots.tolist(), range(slots.size), strict=True))
-    kept = {slot: token for slot, token in kept.items() if slot >= 0}
-    places = np.asarray(list(kept), np.int64)
+    """Oracle: write the last token of each slot."""
+    tokens = np.flatnonzero(slots >= 0)[::-1]
+    places, last = np.unique(slots[tokens], return_index=True)
     with np.errstate(over="ignore"):
-        cache[places // cache.shape[1], places % cache.shape[1]] = rows[list(kept.values())].astype(cache.dtype)
+        cache[places // cache.shape[1], places % cache.shape[1]] = rows[tokens[last]].astype(cache.dtype)
 
 
 def check(key: Any, value: Any, key_cache: Any, value_cache: Any, slots: Any) -> None:
