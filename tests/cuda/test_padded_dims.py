@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -131,13 +132,12 @@ def test_long_contexts_are_split_and_joined(cuda, dims, options):
     check_poisoned(cuda, make_case(replace(LONG, dims=dims), **options), num_workers=12)
 
 
-@pytest.mark.parametrize("num_workers", [2, 50])
 @EVERY_DIM
-def test_a_sequence_alone_gives_the_bits_that_it_gives_in_a_batch(cuda, dims, num_workers):
+def test_a_sequence_alone_gives_the_bits_that_it_gives_in_a_batch(cuda, dims):
     """Batch-invariant: with few workers one folds the pieces of a row; with many each piece has its own worker."""
     case = poisoned(make_case(replace(LONG, dims=dims)))
     expected = run_invariant(cuda, case)
-    for i in range(len(case.seq_lens)):
+    for i, num_workers in itertools.product(range(len(case.seq_lens)), (2, 50)):
         single, rows = among(case, np.array([i]))
         for got, want in zip(run_invariant(cuda, single, num_workers=num_workers), expected, strict=True):
             np.testing.assert_array_equal(got, want[rows])

@@ -15,6 +15,7 @@ from pagecore.ops.cuda.schedule._device_plan import plan_on_device
 from tests.cuda.kit import Kit
 from tests.ops.test_plan import batches
 from tests.reference import cuda_plan as reference
+from tests.thinning import in_turn
 
 pytestmark = pytest.mark.slow
 
@@ -70,9 +71,11 @@ LARGE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("batch_invariant", [False, True])
-@pytest.mark.parametrize("heads", [(8, 1), (8, 8), (71, 1), (24, 8)])
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize(
+    ("name", "heads", "batch_invariant"),
+    in_turn(LARGE, [(8, 1), (8, 8), (71, 1), (24, 8)], over=[[False, True]]),
+    ids=str,
+)
 def test_large_batches_are_planned_in_rounds(cuda, name, heads, batch_invariant):
     cu, seq_lens, options = LARGE[name]
     check(

@@ -15,6 +15,7 @@ from tests.emulator.build import SOURCES
 from tests.emulator.faults import Fault, plant
 from tests.emulator.runtime import EmulatedRuntime
 from tests.ops.cases import LAYOUTS, Case, Shape, make_case, random_mask
+from tests.thinning import in_turn
 
 pytestmark = pytest.mark.slow
 
@@ -114,10 +115,9 @@ def test_keys_and_values_of_different_types_and_alignment(query_dtype, dims):
         Call(Kit(EmulatedRuntime()), case, general_name(case)).check()
 
 
-@pytest.mark.parametrize("dim", [64, 128, 256, 512])
-@pytest.mark.parametrize(("query_lens", "rows"), [(None, 16), ([5, 1, 40], 128)], ids=["decode", "prompts"])
-@pytest.mark.parametrize("window", [None, 100])
-def test_a_row_has_the_same_bits_folded_and_split(dim, query_lens, rows, window):
+@pytest.mark.parametrize(("dim", "prompts", "window"), in_turn([64, 128, 256, 512], [False, True], over=[[None, 100]]))
+def test_a_row_has_the_same_bits_folded_and_split(dim, prompts, window):
+    query_lens, rows = ([5, 1, 40], 128) if prompts else (None, 16)
     options = {"sinks": np.linspace(-1, 1, 8, dtype=np.float32), "value_scale": 0.3, "window": window}
     case = make_case(Shape(seq_lens=(300, 70, 129), query_lens=query_lens, heads=(8, 2), dims=(dim, dim)), **options)
     kit = Kit(EmulatedRuntime())
@@ -149,9 +149,10 @@ def test_a_row_of_the_general_path_has_the_same_bits_alone_and_in_a_prompt(dim):
                 np.testing.assert_array_equal(one.view(np.uint32), other[-count:].view(np.uint32))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("length", [48 * 16, 48 * 16 + 1, 64 * 16, 64 * 16 + 5])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(
+    ("dtype", "length", "seed"),
+    in_turn(["bfloat16", "float32"], [48 * 16, 48 * 16 + 1, 64 * 16, 64 * 16 + 5], over=[[0, 1]]),
+)
 def test_many_splits_are_joined_in_two_steps(dtype, length, seed):
     sinks = np.linspace(-1, 1, 6, dtype=np.float32)
     shape = Shape((length, 40), (2, 1), heads=(6, 2), query_dtype=dtype, cache_dtype=dtype)
