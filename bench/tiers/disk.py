@@ -73,7 +73,7 @@ class RawSlots:
         sizes = header.num_slots, header.payload_bytes, header.table_offset, header.data_offset
         table = SlabTable(self._fd, header.identity, *sizes)
         table.open()
-        slots, _, sequences = table.used()
+        slots, _, sequences, _ = table.used()
         newest = slots[np.argsort(sequences)[-len(self._views) :]]
         self._slots = np.random.default_rng(4).permutation(newest).tolist()
 
