@@ -213,7 +213,7 @@ def test_random_generations_give_the_tokens_from_scratch(family):
         cache.kv.check_invariants()
     cache.reset()
     cache.kv.check_invariants()
-    assert reused > 30
+    assert reused > 20
 
 
 def test_slots_that_are_short_are_reported_before_anything_changes():

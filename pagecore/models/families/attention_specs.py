@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import SupportsFloat
 
 from pagecore.arrays import DType
@@ -54,22 +54,19 @@ def attention_specs(
     _check_groups(fields, given, layers, own)
     _refuse_unread(fields, model_type, own[0].head_dim, own[0].kv_heads, windows, kinds)
     softcap = _softcap(fields)
-    # Equal layers share one spec. Sinks of the caller need not be hashable.
-    make: Callable[..., AttentionSpec] = AttentionSpec
-    if asked.sinks is None:
-        make = lru_cache(maxsize=None, typed=True)(AttentionSpec)
+    make: Callable[..., AttentionSpec] = partial(AttentionSpec, dtype=asked.dtype, format=asked.format)
+    if asked.sinks is None:  # sinks of the caller need not be hashable
+        make = lru_cache(maxsize=None, typed=True)(make)  # equal layers share one spec
     rows = iter(_sinks(family, model_type, [each.queries for each in own if each.has_sinks], asked.sinks))
     return [
         make(
             each.kv_heads,
             each.head_dim,
             v_head_dim=each.v_head_dim,
-            dtype=asked.dtype,
             num_query_heads=each.queries,
             scale=family.scale(fields, each.head_dim, layer),
             softcap=softcap,
             sinks=next(rows) if each.has_sinks else None,
-            format=asked.format,
             window=None if family.has_chunks else windows[layer],
             chunk=windows[layer] if family.has_chunks else None,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage.checks import as_tuple, require_int, shown
@@ -69,7 +70,7 @@ class RowSpec:
                 f"cache, a multiple of {tokens}"
             )
 
-    @property
+    @cached_property
     def planes(self) -> tuple[Plane, ...]:
         """The planes of a row for each token; with `tokens`, planes per block ``[block_size / tokens, *shape]``."""
         if self.tokens == 1:
