@@ -70,8 +70,8 @@ def _packed_row(fields: Fields) -> Plane:
 def rows_of_deepseek_4(fields: Fields, num_layers: int, asked: RowOptions) -> list[LayerRows]:
     """Return the compressed latents of each layer with the keys of its indexer, and the tokens of an open group.
 
-    In a file with `kv_source_layer_ids`
-    only these layers store rows, and other layers read those of the last one before them.
+    In a file with `kv_source_layer_ids` only these layers store rows, and other layers read those of the last one
+    before them.
     """
     layers = _compression_of_deepseek(fields, num_layers)
     rates = [each.rate for each in layers if each.rate]
