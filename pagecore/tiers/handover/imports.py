@@ -352,7 +352,7 @@ class SequenceImport:
         except BaseException as raised:
             error = raised
         with self._lock:
-            if error is None and self._error is None:
+            if error is None and self._error is None and not self._is_given_up:
                 self._has_arrived = True
                 self._tell()
                 return

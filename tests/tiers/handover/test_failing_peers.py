@@ -3,6 +3,7 @@
 import gc
 import os
 import socket
+import threading
 import time
 from dataclasses import replace
 
@@ -107,6 +108,35 @@ def test_an_import_can_be_cancelled(tcp):
     with pytest.raises(errors.LeaseExpired):
         case.start(manifest).result()
     case.check_works()
+
+
+class _Late:
+    """A pull whose end waits, once all bytes are there, until `may_end` is set."""
+
+    def __init__(self, pull, has_read, may_end):
+        self._pull, self._has_read, self._may_end = pull, has_read, may_end
+
+    def __getattr__(self, name):
+        return getattr(self._pull, name)
+
+    def run(self):
+        self._pull.run()
+        self._has_read.set()
+        assert self._may_end.wait(5)
+
+
+def test_an_import_can_be_cancelled_after_its_last_byte(sockets, monkeypatch):
+    case, has_read, may_end = Case(sockets), threading.Event(), threading.Event()
+    pull = case.importer.pull
+    monkeypatch.setattr(case.importer, "pull", lambda request: _Late(pull(request), has_read, may_end))
+    running = case.start(case.export())
+    assert has_read.wait(5)
+    running.cancel()
+    may_end.set()
+    with pytest.raises(errors.ImportCancelled):
+        running.result()
+    case.check_unchanged(bytes_too=False)
+    case.check_released(5)
 
 
 def test_polling_ends_with_a_sequence_and_an_event(sockets):
