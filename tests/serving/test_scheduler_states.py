@@ -67,6 +67,15 @@ def test_admission_leaves_slots_for_each_sequence(options, most):
     assert engine.scheduler.num_preemptions == 0
 
 
+def test_tokens_that_a_part_of_a_prompt_leaves_go_to_the_next_prompt():
+    """The second prompt's part ends where a checkpoint may be, 4 tokens of 6; the third prompt begins with the rest."""
+    engine = with_requests([(8, 4, 1, 0), (40, 4, 1, 0), (5, 4, 1, 0)], max_tokens_per_step=14, num_blocks=200)
+    counts = []
+    engine.drain(lambda step: counts.append(list(step.counts)))
+    engine.check_tokens()
+    assert counts[0] == [8, 4, 2]
+
+
 def test_admission_leaves_slots_for_samples_that_are_not_forked_yet():
     engine = with_requests([(30, 4, 3, 0), (4, 4, 1, 0), (4, 4, 2, 0)], num_states=5, num_blocks=200)
     runs = []

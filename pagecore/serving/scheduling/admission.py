@@ -233,9 +233,9 @@ class Admission:
                 queue.num_skipped += 1
                 continue
             stage.append(run)
-            count = self._limits.parts.count(run, self._limits.budget)
+            count = self._limits.parts.count(run, budget)
             if self._shared is not None:
-                self._shared.add(run, min(count, budget))
+                self._shared.add(run, count)
             budget -= count
             free_rows -= run.samples
             free_states -= run.samples
