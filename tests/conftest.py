@@ -34,6 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=("emulator", "gpu"),
         help="run tests/cuda on this runtime alone (default: the emulator, and a GPU if there is one)",
     )
+    parser.addoption("--cases", type=int, help="run at most this many cases of each test, evenly spaced")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -49,6 +50,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     addresses = [item.nodeid for item in items if ADDRESS.search(item.nodeid)]
     if addresses:
         raise pytest.UsageError(f"expected test ids without addresses, got {addresses[0]}; pass ids= to parametrize")
+
+
+@pytest.hookimpl(specname="pytest_collection_modifyitems", trylast=True)
+def pytest_keep_few_cases(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Apply --cases to the tests that -k and -m have left."""
+    most = config.option.cases
+    if most is None:
+        return
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept = {case for same in cases.values() for case in same[:: max(1, -(-len(same) // most))]}
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
 
 
 def pytest_collection_finish() -> None:

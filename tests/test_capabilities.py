@@ -25,6 +25,7 @@ def test_an_installed_module_is_imported():
     assert require("json").__name__ == "json"
 
 
+@pytest.mark.slow
 def test_tests_of_frameworks_are_skipped_without_them():
     code = (
         "import sys, pytest; sys.modules |= dict.fromkeys(['torch', 'transformers', 'jax', 'jaxlib']); "

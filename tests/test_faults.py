@@ -102,6 +102,7 @@ except MemoryError:
 """
 
 
+@pytest.mark.slow
 def test_a_failed_allocation_of_native_code(tmp_path):
     ran = with_failing_malloc(tmp_path, ["-c", NATIVE], timeout=60)
     assert (ran.returncode, ran.stdout.split()) == (0, ["MemoryError"]), ran.stderr

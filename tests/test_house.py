@@ -128,6 +128,7 @@ def circles(graph):
     return found
 
 
+@pytest.mark.slow
 def test_imports_form_no_circles():
     assert {path.suffix for path in SOURCES} == {".py", ".pyx", ".pxd"}
     graph = {module: set() for module in MODULES}
@@ -300,6 +301,7 @@ def test_a_room_s_library_is_linked_into_its_own_extension_alone(message, owner)
     assert names == [owner]
 
 
+@pytest.mark.slow
 def test_importing_pagecore_imports_no_framework():
     code = "import sys, pagecore; print(*sorted(m for m in sys.modules if '.' not in m))"
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

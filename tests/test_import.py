@@ -77,11 +77,13 @@ def loaded_by(statement, package):
     return {module for module in output.split() if is_within(module, package)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["pagecore.serving", "pagecore.tiers"])
 def test_a_package_loads_no_module_before_a_name_is_used(package):
     assert loaded_by(f"import {package}", package) == {package}
 
 
+@pytest.mark.slow
 def test_serving_and_tiers_load_the_module_of_a_name_at_its_first_use():
     loaded = loaded_by("from pagecore.serving import Scheduler, Request", "pagecore.serving")
     assert "pagecore.serving.scheduling.scheduler" in loaded

@@ -198,6 +198,7 @@ def test_goals_of_make_run_one_after_another(tmp_path):
     assert done.stdout.split() == ["first", "first", "last", "last"]
 
 
+@pytest.mark.slow
 def test_a_source_distribution_has_every_source(tmp_path):
     tree = tmp_path / "tree"
     for folder in ("pagecore", "cuda_src", "third_party"):

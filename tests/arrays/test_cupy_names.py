@@ -83,11 +83,13 @@ def missing_from(cupy, name):
     return None
 
 
+@pytest.mark.slow
 def test_every_name_that_is_used_exists(cupy):
     absent = {name: files for name, files in uses().items() if missing_from(cupy, name)}
     assert absent == {}
 
 
+@pytest.mark.slow
 def test_names_in_use_are_found():
     found = uses()
     expected = {

@@ -248,6 +248,7 @@ def test_cupy_gets_no_host_memory(monkeypatch):
         like(empty(3), cupy.ndarray())
 
 
+@pytest.mark.slow
 def test_importing_pagecore_arrays_imports_no_framework():
     program = """
 import sys

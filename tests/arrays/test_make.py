@@ -64,6 +64,7 @@ def test_large_zeros_take_no_memory_until_touched():
     assert resident() - before < 64 * MIB
 
 
+@pytest.mark.slow
 def test_memory_is_freed_with_the_last_view():
     before = resident()
     for _ in range(20):

@@ -55,6 +55,7 @@ def test_basic_indexing_gives_the_views_that_numpy_gives(shape, index):
     assert_same(tensor[index], expected)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(slices, max_size=3).map(tuple), st.lists(slices, max_size=3).map(tuple))
 def test_a_view_of_a_view_is_what_numpy_makes_of_it(first, second):

@@ -95,6 +95,7 @@ def test_thread_counts_are_restored(torch):
     assert torch.get_num_threads() == 1
 
 
+@pytest.mark.slow
 def test_the_picture_has_a_panel_for_each_dtype_and_number_of_threads():
     require("matplotlib")
     bench = Bench(kind="smoke", write=lambda _line: None)

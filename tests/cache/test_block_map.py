@@ -39,6 +39,7 @@ def check(cache, sequences):
             assert array.tolist() == expected
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), device=st.sampled_from(["none", "cpu"]))
 def test_a_block_map_agrees_with_the_rows_after_every_operation(seed, device):

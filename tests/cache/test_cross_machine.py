@@ -1,6 +1,7 @@
 """Random operations on a cache with cross attention, compared with a model that keeps encoder outputs in a dict."""
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -256,5 +257,5 @@ class CrossMachine(RuleBasedStateMachine):
         assert stats.num_used_blocks == stats.num_swapped_blocks == 0
 
 
-TestCrossMachine = CrossMachine.TestCase
+TestCrossMachine = pytest.mark.slow(CrossMachine.TestCase)
 TestCrossMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

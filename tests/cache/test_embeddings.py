@@ -62,6 +62,7 @@ CALLS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(CALLS)
 @settings(deadline=None, max_examples=150)
 def test_the_cache_agrees_with_a_list(calls):

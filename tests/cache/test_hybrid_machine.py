@@ -300,5 +300,5 @@ class HybridMachine(PrefixMachine):
             assert self.states.slots.num_used == self.states.checkpoints.num_used == 0
 
 
-TestHybridMachine = HybridMachine.TestCase
+TestHybridMachine = pytest.mark.slow(HybridMachine.TestCase)
 TestHybridMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

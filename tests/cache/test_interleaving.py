@@ -109,6 +109,7 @@ ENDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ENDS)
 def test_blocks_that_a_step_gave_up_are_not_written_by_an_interleaved_write(end):
     found = []
@@ -129,6 +130,7 @@ def test_blocks_that_a_step_gave_up_are_not_written_by_an_interleaved_write(end)
     assert found == [0] * ROUNDS, f"tokens with bytes of another sequence, round by round: {found}"
 
 
+@pytest.mark.slow
 def test_a_truncation_after_a_commit_waits_for_an_interleaved_write():
     found = []
     for _ in range(ROUNDS):
@@ -169,6 +171,7 @@ def test_an_interleaved_removal_leaves_the_rest_of_the_step_written():
 # -- attention in one thread -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ENDS)
 def test_attention_reads_what_its_step_holds_under_an_interleaved_end(end):
     """All values of a sequence are one number, so that every weighted average equals it."""
@@ -329,6 +332,7 @@ def test_engines_with_a_cache_each_compute_interleaved_what_they_compute_alone()
         finish(cache)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix_cache", [True, False])
 def test_engines_of_one_cache_interleave_and_compute_what_float64_does(prefix_cache):
     cache = make_small(prefix_cache=prefix_cache)

@@ -1,6 +1,7 @@
 """Random operations on a cache, compared with a plain model that keeps all keys and values in lists."""
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
@@ -179,5 +180,5 @@ class CacheMachine(SequenceMachine):
         assert self.cache.stats().num_free_blocks == 24
 
 
-TestCacheMachine = CacheMachine.TestCase
+TestCacheMachine = pytest.mark.slow(CacheMachine.TestCase)
 TestCacheMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

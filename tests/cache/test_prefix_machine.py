@@ -256,5 +256,5 @@ class PrefixMachine(TreeRules):
             assert self.cache.stats().num_free_blocks == stats.num_blocks
 
 
-TestPrefixMachine = PrefixMachine.TestCase
+TestPrefixMachine = pytest.mark.slow(PrefixMachine.TestCase)
 TestPrefixMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

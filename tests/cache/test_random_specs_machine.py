@@ -1,6 +1,7 @@
 """Random operations on caches of random layers: windows, chunks, sinks, lookaheads, states and drafts of any sizes."""
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
@@ -112,7 +113,7 @@ class RandomHybridMachine(AnySpecs, HybridMachine):
             super().poison()
 
 
-TestRandomPrefixMachine = RandomPrefixMachine.TestCase
+TestRandomPrefixMachine = pytest.mark.slow(RandomPrefixMachine.TestCase)
 TestRandomPrefixMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-TestRandomHybridMachine = RandomHybridMachine.TestCase
+TestRandomHybridMachine = pytest.mark.slow(RandomHybridMachine.TestCase)
 TestRandomHybridMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -300,6 +300,7 @@ def test_the_target_of_a_copy_that_failed_is_zeroed_for_its_last_tenant_too(monk
     assert numbers_in_flight(cache, again, 32) == {0.0, MARKERS["a"]}
 
 
+@pytest.mark.slow
 def test_an_interrupt_at_any_line_of_a_step_leaves_no_value_of_another_namespace():
     def ready():
         cache = dirty([SPEC, WINDOWED], tokens=28)
@@ -482,7 +483,7 @@ class ScrubbedMachine(test_prefix_machine.PrefixMachine):
         return PagedKVCache(layers, **options, scrub=True)
 
 
-TestScrubbedMachine = ScrubbedMachine.TestCase
+TestScrubbedMachine = pytest.mark.slow(ScrubbedMachine.TestCase)
 TestScrubbedMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
 

@@ -13,6 +13,7 @@ from tests.capabilities import require
 from tests.reference.dense import dense_attention
 
 
+@pytest.mark.slow
 def test_worked_example_8_static():
     cache = StaticKVCache(AttentionSpec(12, 64, dtype="float16"), 12, max_batch_size=1, max_length=1024)
     assert cache.nbytes == 37_748_736

@@ -61,6 +61,7 @@ def encoded(batch, count, heads=2, dim=8, seed=0):
 FLOATS = st.sampled_from(["float32", "float16", "bfloat16"])
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1))
 def test_a_static_cache_with_cross_attention_holds_what_its_twins_hold(data, seed):

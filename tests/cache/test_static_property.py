@@ -1,6 +1,7 @@
 """StaticKVCache compared with its twin in plain NumPy: any order of updates, any strides, any floats."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,6 +36,7 @@ def updates(draw, layers, batch, length):
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1))
 def test_a_static_cache_holds_what_its_twin_holds(data, seed):

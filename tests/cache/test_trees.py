@@ -118,6 +118,7 @@ def run_step(rng, cache, specs, sequences, batch=None, known=None):
         check_stored(cache, specs, sequence)
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 10**6), block_size=st.sampled_from([1, 3, 8]), name=st.sampled_from(sorted(LAYERS)))
 @settings(max_examples=25, deadline=None)
 def test_random_trees(seed, block_size, name):

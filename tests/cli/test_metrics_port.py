@@ -77,6 +77,7 @@ def test_hits_of_tiers_are_served(capsys, monkeypatch, trace):
     assert 'pagecore_tier_hit_tokens_total{medium="CPU"}' in pages[-1]
 
 
+@pytest.mark.slow
 def test_a_replay_in_a_process_of_its_own_is_scraped_at_the_given_port(trace):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

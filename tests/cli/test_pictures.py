@@ -27,6 +27,7 @@ def refused_before_the_run(capsys, monkeypatch, *argv):
     return refused(capsys, *argv)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["run.png", "run"])
 def test_a_picture_is_written_to_the_given_path(capsys, tmp_path, command, name):
     code, _, err = call(capsys, *command, "--plot", tmp_path / name)

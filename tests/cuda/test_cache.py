@@ -25,14 +25,17 @@ def normal(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
+@pytest.mark.slow
 def test_a_cache_on_a_device_behaves_as_its_model(cuda):
     run_machine(CacheMachine, cuda, *cases((30, 30), (200, 50)))
 
 
+@pytest.mark.slow
 def test_a_cache_on_a_device_reuses_prefixes_as_its_model(cuda):
     run_machine(PrefixMachine, cuda, *cases((60, 30), (300, 50)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", cases(["CBNHD"], ["CBNHD", "BNHD", "blockwise"]))
 @pytest.mark.parametrize("model", [CacheMachine, PrefixMachine])
 def test_a_cache_in_device_memory_of_the_caller_behaves_as_its_model(cuda, model, layout):
@@ -42,6 +45,7 @@ def test_a_cache_in_device_memory_of_the_caller_behaves_as_its_model(cuda, model
     run_machine(model, cuda, *cases((10, 25), (50, 50)), in_owned_memory)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", cases(["layerwise"], ["layerwise", "blockwise", "BNCHD"]))
 @pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-5), ("float16", 3e-3), ("bfloat16", 2e-2)])
 def test_prefill_in_chunks_then_decode_equals_dense_attention(cuda, dtype, bound, layout):

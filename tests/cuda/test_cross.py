@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from pagecore import PagedKVCache
 from tests.cache.test_cross import LAYERS, attention, normal
@@ -15,6 +16,7 @@ def make(cuda, **options):
     return DeviceCache(cuda, LAYERS, **{"block_size": 4, "num_blocks": [17, 9], "max_sequences": 4} | options)
 
 
+@pytest.mark.slow
 def test_a_cache_on_a_device_behaves_as_its_model(cuda):
     class HostPlanes(CrossMachine):
         def plane(self, name, blocks):

@@ -137,6 +137,7 @@ def test_gathered_and_scattered_sequences_reach_every_entry(cuda, axis):
     np.testing.assert_array_equal(expanse.get(blank, axis), expected)
 
 
+@pytest.mark.slow
 def test_sequences_begin_after_lengths_whose_sum_exceeds_32_bits(cuda):
     """The packed array has only a few tokens: a sequence that begins after them gets none."""
     table = np.zeros((2, 2**23), np.int32)  # the second row holds only holes

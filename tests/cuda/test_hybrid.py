@@ -41,6 +41,7 @@ def make(cuda: Kit, **options) -> PagedKVCache:
     )
 
 
+@pytest.mark.slow
 def test_a_cache_with_states_on_a_device_behaves_as_its_model(cuda: Kit):
     run_machine(HybridMachine, cuda, *cases((35, 25), (250, 40)))
 

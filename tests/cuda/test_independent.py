@@ -103,6 +103,7 @@ def test_independent_pairs_divide_the_grid_and_dependent_pairs_use_one_row_of_it
     assert [grid[1] for grid in grids] == [1, 256, 1, 256]
 
 
+@pytest.mark.slow
 def test_more_pairs_than_the_grid_has_rows_are_copied_in_rounds(cuda, grids):
     """With many arrays the grid has few rows."""
     made = [np.random.default_rng(i).integers(0, 256, (700, 4), np.uint8) for i in range(112)]

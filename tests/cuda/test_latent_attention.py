@@ -158,6 +158,7 @@ def test_keys_are_split_among_workers(cuda, heads, dtype):
     check(cuda, case, plan={"num_workers": 5}, sinks=np.linspace(-2, 3, heads))
 
 
+@pytest.mark.slow
 def test_a_sequence_is_split_among_many_workers(cuda):
     case = make_case((50 * 128,), heads=1, dims=(256, 64), block_size=64)
     check(cuda, case, plan={"num_workers": 50})

@@ -122,12 +122,14 @@ def check_section(plan: Any, cu: Any, section: int, items: Any, first: Any) -> N
     assert max(owned, default=-1) < room
 
 
+@pytest.mark.slow
 @many
 @given(batches())
 def test_a_plan_of_the_host_is_complete_and_within_its_capacities(cuda, batch):
     check_plan(cuda, batch, "host")
 
 
+@pytest.mark.slow
 @many
 @given(batches())
 def test_a_plan_of_the_device_is_complete_and_within_its_capacities(cuda, batch):

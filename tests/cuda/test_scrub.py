@@ -173,5 +173,6 @@ def test_a_pool_is_not_zeroed_in_a_graph(cuda, monkeypatch):
     assert not cuda.get(pool.buffers[0]).any()
 
 
+@pytest.mark.slow
 def test_a_cache_that_scrubs_reuses_prefixes_as_its_model(cuda):
     run_machine(PrefixMachine, cuda, *cases((20, 30), (100, 50)), lambda layers, **options: {"scrub": True})

@@ -129,6 +129,7 @@ def test_long_selections_are_split(cuda, way):
     check(cuda, Shape((3000, 40), heads=(4, 1), dims=(40, 40)), way=way, by_block=False)
 
 
+@pytest.mark.slow
 def test_batch_invariant_rows_have_the_same_bits_in_every_batch(cuda):
     shape = Shape((2500, 40, 130), (3, 1, 20), heads=(4, 2), dims=(64, 64), **BF16)
     case = make_case(shape)

@@ -116,6 +116,7 @@ def test_rows_pick_sequences_of_a_larger_table(cuda, place):
     )
 
 
+@pytest.mark.slow
 def test_offsets_of_many_sequences_are_summed(cuda):
     """More sequences than a block of threads sums in one round."""
     lens = np.random.default_rng(0).integers(0, 6, 300)
@@ -123,6 +124,7 @@ def test_offsets_of_many_sequences_are_summed(cuda):
     round_trip(cuda, random_numbers((800, 2, 3), "float32"), batch, DTYPES["float32"], "int64")
 
 
+@pytest.mark.slow
 def test_sequences_of_more_blocks_than_the_grid(cuda):
     """Two sequences share 2^15 thread blocks, so each thread block copies every 2^14th block of a sequence."""
     cache = random_numbers((2**14 + 50, 1, 3), "float32")
@@ -242,6 +244,7 @@ def test_no_sequences(cuda):
     pagecore.scatter_blocks(cuda.empty((0, 2)), cache, *empty)
 
 
+@pytest.mark.slow
 def test_packed_arrays_past_2_to_the_31_bytes_are_reached(cuda):
     """A sequence of holes needs no blocks, and the packed array is a view that overlaps itself."""
     length = 2**20

@@ -81,6 +81,7 @@ EVERY_FORMAT = pytest.mark.parametrize("name", FORMATS)
 DTYPES = ["float32", "float16", "bfloat16"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), interleaved(FORMATS, DTYPES))
 def test_prompts_and_decode(cuda, name, dtype):
     check(cuda, make_format_case(name, shape=Shape(heads=HEADS, dims=(128, 128), query_dtype=dtype, **LENS)))
@@ -117,6 +118,7 @@ PROMPT_CASES = cases([((256, 256), "bfloat16"), ((192, 128), "float16")], [
 ])  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "case"), in_turn(FORMATS, over=[PROMPT_CASES]), ids=str)
 def test_prompts_of_any_dims(cuda, name, case):
     dims, dtype = case
@@ -162,6 +164,7 @@ def test_given_factors(cuda, name):
         check(cuda, make_format_case(name, shape=shape, factors=factors))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [
@@ -187,6 +190,7 @@ def test_plans(cuda, name, options):
     check(cuda, make_format_case(name, shape=shape), plan=True, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"batch_invariant": True}], ids=["plan", "batch-invariant"])
 @pytest.mark.parametrize("name", cases(["int4_token"], ROW_SCALES))
 def test_plans_of_prompts_with_scales_of_any_magnitude(cuda, name, options):
@@ -195,12 +199,14 @@ def test_plans_of_prompts_with_scales_of_any_magnitude(cuda, name, options):
     check(cuda, scaled_values(make_format_case(name, shape=shape), -6), plan=True, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cases(["int8_token", "mxfp8"], list(FORMATS)))
 def test_a_row_of_a_batch_invariant_prompt_has_the_same_bits_split_and_folded(cuda, name):
     shape = Shape(seq_lens=(2100,), query_lens=(40,), heads=(4, 1), dims=(128, 128), query_dtype="bfloat16")
     assert_same_bits_split_and_folded(cuda, make_format_case(name, shape=shape))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cases(["int8_token"], ROW_SCALES))
 def test_units_of_a_piece_do_not_depend_on_the_pieces_before(cuda, name):
     shape = Shape(seq_lens=(2100,), query_lens=(40,), heads=(4, 1), dims=(64, 64), query_dtype="float16")

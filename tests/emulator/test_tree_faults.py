@@ -34,6 +34,7 @@ def test_the_kernels_are_right_without_a_fault():
     run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_caught(tmp_path, fault):
     sources = plant(tmp_path, SOURCES, fault)

@@ -91,4 +91,4 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.num_free + self.pool.num_used + self.pool.num_retired == self.pool.num_blocks - 1
 
 
-TestPoolAgainstTwin = PoolMachine.TestCase
+TestPoolAgainstTwin = pytest.mark.slow(PoolMachine.TestCase)

@@ -1,5 +1,6 @@
 """Tree, tables and pools driven as by a cache, with their twins; references are recounted after each step."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -194,5 +195,5 @@ class PrefixMachine(RuleBasedStateMachine):
         assert all(pool.num_used == 0 for pool in self.cache.pools)
 
 
-TestPrefixMachine = PrefixMachine.TestCase
+TestPrefixMachine = pytest.mark.slow(PrefixMachine.TestCase)
 TestPrefixMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

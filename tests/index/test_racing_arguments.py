@@ -78,6 +78,7 @@ def keep(tree, tokens, lanes):
             tree.check_invariants()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_ids_and_tokens_of_a_tree_are_read_once(dtype):
     ids = np.arange(1, COUNT + 1).astype(dtype)

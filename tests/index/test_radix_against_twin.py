@@ -360,5 +360,5 @@ class RadixMachine(RuleBasedStateMachine):
         assert self.tree.num_namespaces == len(used)
 
 
-TestRadixAgainstTwin = RadixMachine.TestCase
+TestRadixAgainstTwin = pytest.mark.slow(RadixMachine.TestCase)
 TestRadixAgainstTwin.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

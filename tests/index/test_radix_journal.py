@@ -72,7 +72,7 @@ class JournalMachine(RadixMachine):
         assert apply(self.tree.list_contents().to_list(), {}, self.twin.block_size) == self.held
 
 
-TestJournalAgainstTwin = JournalMachine.TestCase
+TestJournalAgainstTwin = pytest.mark.slow(JournalMachine.TestCase)
 TestJournalAgainstTwin.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 
 

@@ -123,6 +123,7 @@ def test_spans_key_the_blocks_that_they_overlap_and_no_others():
 # Large trees.
 
 
+@pytest.mark.slow
 def test_a_chain_as_deep_as_its_tokens_needs_no_stack():
     tree = RadixTree(1)
     tokens, ids = np.zeros(20_000, np.int32), blocks(20_000)

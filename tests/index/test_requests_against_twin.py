@@ -95,4 +95,4 @@ class RequestsMachine(RuleBasedStateMachine):
         ]
 
 
-TestRequestsAgainstTwin = RequestsMachine.TestCase
+TestRequestsAgainstTwin = pytest.mark.slow(RequestsMachine.TestCase)

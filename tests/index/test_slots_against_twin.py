@@ -209,4 +209,4 @@ class SlotsMachine(RuleBasedStateMachine):
         assert self.allocator.num_available == self.twin.num_available
 
 
-TestSlotsAgainstTwin = SlotsMachine.TestCase
+TestSlotsAgainstTwin = pytest.mark.slow(SlotsMachine.TestCase)

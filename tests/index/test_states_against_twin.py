@@ -356,4 +356,4 @@ class StatesMachine(RuleBasedStateMachine):
             assert self.kept[slot] == ids
 
 
-TestStates = StatesMachine.TestCase
+TestStates = pytest.mark.slow(StatesMachine.TestCase)

@@ -280,7 +280,7 @@ class TablesMachine(RuleBasedStateMachine):
             assert np.array_equal(self.tables.table(group), expected)
 
 
-TestTablesAgainstTwin = TablesMachine.TestCase
+TestTablesAgainstTwin = pytest.mark.slow(TablesMachine.TestCase)
 
 
 def test_changes_of_a_long_row_are_all_taken():

@@ -1,5 +1,6 @@
 """WindowSlotAllocator and its plain twin under the same random calls, including failing ones."""
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
@@ -72,4 +73,4 @@ class WindowSlotsMachine(SlotsMachine):
             assert self.allocator.full_to_window.tolist() == self.twin.full_to_window
 
 
-TestWindowSlotsAgainstTwin = WindowSlotsMachine.TestCase
+TestWindowSlotsAgainstTwin = pytest.mark.slow(WindowSlotsMachine.TestCase)

@@ -31,6 +31,7 @@ def test_the_drivers_pass_without_a_sanitizer():
     assert ran.stdout.count("tests passed") == 4
 
 
+@pytest.mark.slow
 def test_make_sanitize_builds_every_source_of_the_native_rooms():
     recipe = make("--dry-run", "--always-make", "asan", "tsan")
     assert recipe.returncode == 0, recipe.stderr

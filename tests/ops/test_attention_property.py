@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,6 +54,7 @@ def options(draw: st.DrawFn, shape: Shape) -> dict[str, Any]:
     return chosen
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_any_batch_with_any_options_keeps_the_bounds(data: st.DataObject) -> None:

@@ -255,6 +255,7 @@ def test_results_share_no_memory():
     assert as_tensor(second).strides == (24, 12, 4)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_any_batch_with_any_strides_equals_a_loop_over_tokens(data):

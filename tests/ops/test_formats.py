@@ -86,6 +86,7 @@ def test_rows_with_any_number_of_groups(isa, dim, format):
     values.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ALL)
 def test_many_tokens_on_several_threads(format):
     count, dim = 6000, 128

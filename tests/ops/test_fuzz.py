@@ -216,6 +216,7 @@ def threads():
     ops.debug(None)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of NumPy, on what it makes of nonsense
 @pytest.mark.parametrize("seed", range(4))
 def test_foreign_arguments_are_refused_by_name_and_change_nothing(threads, seed):

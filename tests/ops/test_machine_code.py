@@ -130,6 +130,7 @@ def symbols(level: str) -> list[tuple[str, str]]:
     return [(match[1], match[2]) for match in matches if match]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
 def test_the_kernels_are_made_of_their_levels_instructions(level):
     assert complaints(LEVELS[level], instructions(level)) == []
@@ -147,6 +148,7 @@ def machine_has_tiles() -> bool:
     return "amx_tile" in Path("/proc/cpuinfo").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("level", "narrower"), [("v3", "v2"), ("v4", "v2"), ("v4", "v3"), ("v2", "v3"), ("v3", "v4")])
 def test_the_code_of_one_level_would_not_pass_for_another(level, narrower):
     assert complaints(LEVELS[narrower], instructions(level))

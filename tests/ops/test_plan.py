@@ -49,6 +49,7 @@ def attended(position: int, length: int, causal: bool, window: object) -> range:
     return range(keys[0], keys[-1] + 1) if keys else range(0)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(batches())
 def test_every_row_meets_every_key_that_it_may_attend_to_exactly_once(batch):
@@ -74,6 +75,7 @@ def test_every_row_meets_every_key_that_it_may_attend_to_exactly_once(batch):
             assert met[row, keys.start : keys.stop].all()
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(batches())
 def test_splits_are_adjacent_numbered_and_own_their_partial_rows(batch):
@@ -99,6 +101,7 @@ def test_splits_are_adjacent_numbered_and_own_their_partial_rows(batch):
     assert (owned == 1).all()
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(batches(), st.data())
 def test_batch_invariant_items_depend_on_the_sequence_alone(batch, data):

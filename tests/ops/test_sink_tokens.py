@@ -115,6 +115,7 @@ def test_keys_between_sinks_and_window_are_not_read(isa):
         paged_attention(*arguments, cu_query_lens=cu, window=20, sink_tokens=5)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_any_batch_keeps_the_bounds(data):

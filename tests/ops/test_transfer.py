@@ -169,6 +169,7 @@ def test_one_bad_pair_leaves_every_target_as_it_was(pair):
     assert unchanged()
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_any_blocks_with_any_strides_equal_copies_by_numpy(data):

@@ -164,6 +164,7 @@ def test_signed_and_unsigned_bits_and_lists_are_the_same():
         np.testing.assert_array_equal(case.run(tree_mask=same), expected)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_random_trees_and_windows(data):

@@ -263,6 +263,7 @@ def test_foreign_values_are_accepted_or_raise_our_errors(name, value):
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [None, DeviceOptions(data_parallel=8, weights="int4", draft="eagle")])
 def test_every_recorded_model_is_planned_on_a_device(options):
     for name in RECORDED:

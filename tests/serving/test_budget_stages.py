@@ -33,6 +33,7 @@ def test_layers_are_divided_among_stages(layers, stages, expected):
     assert divide_layers(layers, stages) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stages", [2, 5])
 def test_stages_of_every_model_have_all_its_parameters(stages):
     for name in RECORDED:

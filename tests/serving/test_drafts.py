@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ WORK = st.tuples(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=600 if is_full() else 60, deadline=None)
 @given(work=WORK)
 def test_outputs_equal_those_without_drafts(work):

@@ -213,6 +213,7 @@ def test_states_are_right_with_overlap(in_place, swap):
 WORK = st.tuples(st.integers(0, 2**32), st.sampled_from([None, 6, 40]), st.booleans(), st.sampled_from([5, 9, 30]))
 
 
+@pytest.mark.slow
 @settings(max_examples=400 if is_full() else 40, deadline=None)
 @given(work=WORK)
 def test_outputs_equal_those_without_overlap(work):

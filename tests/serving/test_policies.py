@@ -293,6 +293,7 @@ print(digest.hexdigest(), server.scheduler.num_preemptions > 0)
 """
 
 
+@pytest.mark.slow
 def test_ranks_with_other_hashes_make_the_same_decisions():
     programs = [
         subprocess.Popen(

@@ -34,6 +34,7 @@ EVICTABLE = ("lru", "lfu", "fifo", "mru", "filo", "slru")
 SPACES = st.sampled_from([None, 1, 2, 3, 5, 9, 40])
 
 
+@pytest.mark.slow
 @settings(max_examples=600, deadline=None)
 @given(
     workload=workloads(),
@@ -122,6 +123,7 @@ def test_every_feasible_request_gets_exactly_its_tokens_and_all_blocks_are_freed
         assert scheduler.num_swaps == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     workload=workloads(),

@@ -4,6 +4,7 @@ import math
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
@@ -170,7 +171,7 @@ class HybridSchedulerMachine(SchedulerMachine):
             self.model.cache.check_invariants()
 
 
-TestHybridSchedulerModel = HybridSchedulerMachine.TestCase
+TestHybridSchedulerModel = pytest.mark.slow(HybridSchedulerMachine.TestCase)
 TestHybridSchedulerModel.settings = settings(
     max_examples=1000 if is_full() else 60, stateful_step_count=60 if is_full() else 25, deadline=None
 )

@@ -3,6 +3,7 @@
 import random
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -247,7 +248,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert run.tokens.tolist() == text
 
 
-TestSchedulerModel = SchedulerMachine.TestCase
+TestSchedulerModel = pytest.mark.slow(SchedulerMachine.TestCase)
 TestSchedulerModel.settings = settings(
     max_examples=1000 if is_full() else 60, stateful_step_count=60 if is_full() else 25, deadline=None
 )

@@ -38,6 +38,7 @@ PROMPTS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(prompts=PROMPTS, block_size=st.integers(1, 7), is_real=st.booleans(), budget=st.sampled_from([3, 500]))
 def test_sequential_requests_reuse_the_blocks_of_a_dictionary_of_prefixes(prompts, block_size, is_real, budget):

@@ -46,6 +46,7 @@ def test_a_gemma_3_of_12_layers_with_2_gib_serves_a_request_of_30_000_tokens(by)
     cache.check_invariants()
 
 
+@pytest.mark.slow
 def test_the_best_split_runs_the_planned_number_of_requests_at_once():
     plan = plan_memory(GEMMA, "2GiB", context=8192).contexts[0]
     scheduler = Scheduler(gemma(num_blocks=plan.best_num_blocks), headroom=0.0)
@@ -61,6 +62,7 @@ def test_the_best_split_runs_the_planned_number_of_requests_at_once():
     assert plan.best_requests - 1 <= most <= plan.best_requests + 4
 
 
+@pytest.mark.slow
 def test_a_memory_divided_by_the_cache_runs_the_planned_number_of_requests():
     plan = plan_memory(GEMMA, "2GiB", context=8192)
     planned = plan.contexts[0].requests

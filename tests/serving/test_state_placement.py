@@ -72,6 +72,7 @@ def served(prompts, slots):
     return hits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("traffic", "slots", "least"),
     [

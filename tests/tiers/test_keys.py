@@ -234,6 +234,7 @@ def test_payloads_are_those_of_host_pools():
     assert made.payload_bytes[2] == 28
 
 
+@pytest.mark.slow
 def test_fingerprints_are_equal_in_another_process():
     code = (
         "from tests.tiers.test_keys import *\n"

@@ -62,6 +62,7 @@ def test_one_instance_of_each_source_is_compiled_in_spite_of_the_record(nvrtc, m
     assert all(compiled_always(source, name) == of_source(source) for source in SOURCES for name in ARCHITECTURES)
 
 
+@pytest.mark.slow
 def test_the_record_of_a_changed_source_does_not_count(nvrtc, monkeypatch):
     monkeypatch.setattr(usage_record, "cache_key", lambda *_: "changed")
     assert all(recorded(source, name) is None for source in SOURCES for name in ARCHITECTURES)

@@ -326,6 +326,7 @@ def write_often(path, number):
             raise SystemExit(1)
 
 
+@pytest.mark.slow
 def test_readers_see_one_whole_file_while_several_processes_write_it(tmp_path):
     path = tmp_path / "one.cubin"
     write_cubin(path, Cubin(b"\1" * 1000, {"one": "1"}, ""))

@@ -219,6 +219,7 @@ def test_real_figures_come_from_the_compiler(nvrtc, toys):
     assert (found.stack_bytes, found.spills, found.static_shared_bytes) == (0, False, 0)
 
 
+@pytest.mark.slow
 def test_a_spill_is_reported(nvrtc, toys):
     (found,) = measure([Instance("spill<400>", "spill", "decode_toy.cu", ("400",))], ["sm_80"])
     assert isinstance(found, Usage)

@@ -83,6 +83,7 @@ def test_a_tiny_terminal_raises_no_error():
     assert seen.lines
 
 
+@pytest.mark.slow
 def test_concurrent_runs_keep_different_colours_for_life():
     console = terminal()
     live = LiveMap(console, clock=iter(range(10**9)).__next__)

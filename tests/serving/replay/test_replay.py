@@ -124,6 +124,7 @@ def test_the_queue_holds_the_tokens_of_about_one_step(trace):
     assert max(waiting) <= 64 + 1500 * 2
 
 
+@pytest.mark.slow
 def test_attention_is_right_through_preemptions(trace):
     report = replay(trace, ReplayOptions(blocks=130, max_tokens_per_step=256, attend=True))
     assert report.requests_finished == 40
@@ -142,6 +143,7 @@ def talkative(tmp_path):
 
 
 # The swap space has room for all preempted runs, for some of them, and for almost none.
+@pytest.mark.slow
 @pytest.mark.parametrize(("blocks", "least", "most"), [(60, 1.0, 1.0), (15, 0.2, 0.9), (2, 0.0, 0.2)])
 def test_attention_is_right_through_swaps(talkative, blocks, least, most):
     trace, tokens = talkative
@@ -162,6 +164,7 @@ def test_attention_is_right_through_swaps(talkative, blocks, least, most):
     assert rows["preemptions"].startswith(f"{report.preemptions}")
 
 
+@pytest.mark.slow
 def test_a_wrong_swap_does_not_pass(talkative, monkeypatch):
     swap_in = PagedKVCache.swap_in
 

@@ -51,6 +51,7 @@ def whole_texts(path):
         yield prompt, prompt + generated
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_size", [16, 64, 100])
 @pytest.mark.parametrize("budget", [8192, 700])
 def test_sequential_requests_hit_the_states_of_sets_of_prefixes(chats, block_size, budget):
@@ -71,6 +72,7 @@ def test_sequential_requests_hit_the_states_of_sets_of_prefixes(chats, block_siz
     assert 0 < states.held_mean < states.held_peak + 1e-9 < 1
 
 
+@pytest.mark.slow
 def test_the_report_has_the_slots_of_quantised_checkpoints(chats):
     options = {"model": SMALL, "blocks": 5000, "max_running": 2}
     exact, quantised = (
@@ -84,6 +86,7 @@ def test_the_report_has_the_slots_of_quantised_checkpoints(chats):
     assert quantised.hit_tokens == exact.hit_tokens
 
 
+@pytest.mark.slow
 def test_states_that_few_slots_hold_are_evicted(chats):
     many, few = (
         replay(chats, ReplayOptions(model=SMALL, blocks=5000, num_states=num_states, max_running=2))
@@ -98,6 +101,7 @@ def test_states_that_few_slots_hold_are_evicted(chats):
     assert few.states.bytes_per_state == 9 * 2_146_304
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prompts", "num_states", "max_running", "memory_blocks"),
     [(8, 24, 4, 3000), (16, 60, 16, 6000), (24, 70, 8, 8000)],
@@ -115,6 +119,7 @@ def test_few_slots_keep_the_states_that_shared_prompts_need(tmp_path, prompts, n
     assert report.states.hit_tokens >= 0.95 * best.states.hit_tokens
 
 
+@pytest.mark.slow
 def test_checkpoints_before_the_end_of_prompts_serve_the_second_request_with_a_shared_prompt(tmp_path):
     path = tmp_path / "shared.jsonl"
     write_shared_prompts(path, 240, 60, 1.0)
@@ -139,6 +144,7 @@ def test_a_memory_is_divided_as_by_the_planner(chats):
     assert [replace(options, state_ratio=ratio).num_slots for ratio in (1e-300, 1e300)] == [3, 2**31 - 1]
 
 
+@pytest.mark.slow
 def test_preempted_requests_are_swapped_out_with_their_states(chats):
     few = ReplayOptions(model=SMALL, blocks=220, num_states=40, max_running=16)
     recomputed = replay(chats, few)

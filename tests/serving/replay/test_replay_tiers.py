@@ -97,6 +97,7 @@ def test_an_unbounded_store_finds_everything_too(chats, medium):
     json.dumps(report.as_json())
 
 
+@pytest.mark.slow
 def test_a_bounded_disk_finds_less_than_an_unbounded_one(chats):
     options = {"blocks": 9, "host": 10 * BLOCK_BYTES}
     none, some, every = (
@@ -105,6 +106,7 @@ def test_a_bounded_disk_finds_less_than_an_unbounded_one(chats):
     assert none < some < every
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("host", "disk"), [(10, 10), (20, 10), (10, 30), (20, 40)])
 def test_device_and_the_larger_of_host_and_disk_hit_like_one_cache_of_both_sizes(tmp_path, seed, host, disk):
@@ -116,6 +118,7 @@ def test_device_and_the_larger_of_host_and_disk_hit_like_one_cache_of_both_sizes
     assert found >= 0.95 * one
 
 
+@pytest.mark.slow
 def test_real_bytes_pass_through_a_disk_and_are_attended(tmp_path):
     path = write_chats(tmp_path / "short.jsonl", requests=40, longest=3)
     options = {"blocks": 5, "host": 10 * BLOCK_BYTES}
@@ -229,6 +232,7 @@ def test_the_page_about_the_simulator_describes_every_row(chats):
     assert dict(replay_rows(checked)).keys() <= described
 
 
+@pytest.mark.slow
 def test_another_seed_finds_nothing_in_the_same_folder(tmp_path):
     path = write_chats(tmp_path / "short.jsonl", requests=12, longest=3)
     options = {"blocks": 5, "host": 10 * BLOCK_BYTES, "disk": str(tmp_path / "disk"), "attend": True}

@@ -133,6 +133,7 @@ def test_compressed_traces_are_read(tmp_path):
         list(read_trace(tmp_path / "trace.gz"))
 
 
+@pytest.mark.slow
 def test_zstandard_files_of_several_frames_are_read_to_their_ends(tmp_path):
     zstandard = require("zstandard")
     content = "".join(json.dumps({**GOOD, "timestamp": 10 + i}) + "\n" for i in range(9000)).encode()
@@ -287,6 +288,7 @@ def test_a_limit_that_is_not_a_count_is_refused(trace, limit):
         next(read_trace(trace, limit))
 
 
+@pytest.mark.slow
 def test_the_prompt_of_one_line_takes_at_most_64_mib(trace):
     """A line has a few bytes for each 512 tokens, so a short file could require much memory."""
     ids = [0] * 2**15

@@ -31,6 +31,7 @@ def test_a_call_without_options_is_that_of_the_default_options(tmp_path):
     assert what_if(path) == what_if(path, WhatIfOptions())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("block_size", "seed"), [(512, 0), (256, 1), (96, 2), (1024, 3)])
 def test_the_curve_equals_replays_at_twelve_sizes(tmp_path, block_size, seed):
     path = mooncake(tmp_path / "trace.jsonl", seed)
@@ -131,6 +132,7 @@ def test_the_stack_compacts_and_keeps_its_order():
     assert hits.sum() > 0
 
 
+@pytest.mark.slow
 def test_samples_estimate_the_curve(tmp_path):
     random = np.random.default_rng(1)
     lines = []

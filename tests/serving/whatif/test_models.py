@@ -30,6 +30,7 @@ def replayed(path, model, block_size, **options):
     return replay(path, options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "policy"), [*((name, "lru") for name in MODELS), ("gemma-2-9b", "slru"), ("qwen3-next-80b-a3b", "lfu")]
 )
@@ -54,6 +55,7 @@ def test_curves_of_models_equal_replays(tmp_path, name, policy):
     json.dumps(result.as_json())
 
 
+@pytest.mark.slow
 def test_block_sizes_policies_and_tiers_together(tmp_path):
     path, model = mooncake(tmp_path / "trace.jsonl", 4, requests=40), config_of("gemma-2-9b")
     tiers = {"GPU": "3GiB", "CPU": "6GiB", "DISK": "40GiB"}

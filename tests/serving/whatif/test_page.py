@@ -108,6 +108,7 @@ def test_the_page_needs_no_network_and_escapes_names(result, tmp_path):
     assert data[0]["lines"][0]["y"] == result.curves[0].hit_rate
 
 
+@pytest.mark.slow
 def test_the_command_prints_tables_and_writes_all_files(tmp_path, capsys):
     require("rich")
     require("matplotlib")

@@ -54,6 +54,7 @@ def wrong(served, expected):
     return sum(row != expected[key] for key, row in served.items())
 
 
+@pytest.mark.slow
 def test_no_crash_makes_a_store_serve_a_wrong_block(history, folder):
     """The store opens what a failure left, and serves whole blocks only; the twin with sums serves the same keys."""
     past, expected = history

@@ -171,6 +171,7 @@ def test_a_flipped_bit_of_a_payload_is_a_miss(tmp_path):
         assert not get(store, range(7)).ok.any()  # the old entries may be there still, and fail again
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_of_an_entry_is_a_miss(tmp_path):
     """Each bit of one entry in turn: another key, slot, length, sequence or sum, or a damaged one."""
     with open_store(tmp_path, slots=2) as store:

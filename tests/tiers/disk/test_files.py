@@ -247,6 +247,7 @@ def test_a_folder_without_room_keeps_nothing_half_made(tmp_path, monkeypatch):
     assert names(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_a_size_beyond_the_disk_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr("pagecore.tiers.disk.folder.create_slab", lambda *_: pytest.fail("a file was made"))
     with pytest.raises(NotEnoughMemory, match=r"no room for .* bytes: .* are left; free some, or use a smaller"):

@@ -200,7 +200,7 @@ class LaneMachine(RuleBasedStateMachine):
         assert self.lane.held.total() == len(self.lookups)
 
 
-TestLane = LaneMachine.TestCase
+TestLane = pytest.mark.slow(LaneMachine.TestCase)
 TestLane.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 

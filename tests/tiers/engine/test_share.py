@@ -66,6 +66,7 @@ def exchanged(pair, pool, **options):
     return open_pool(pair[1], **options)
 
 
+@pytest.mark.slow
 def test_two_processes_see_each_other_s_writes(pair):
     pool = make()
     random = np.random.default_rng(0)

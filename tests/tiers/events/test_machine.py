@@ -2,6 +2,7 @@
 
 import itertools
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -141,5 +142,5 @@ class EventMachine(RuleBasedStateMachine):
             assert self.mirror.match(tokens, **options) == tree.match(tokens, **options).num_tokens
 
 
-TestEvents = EventMachine.TestCase
+TestEvents = pytest.mark.slow(EventMachine.TestCase)
 TestEvents.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

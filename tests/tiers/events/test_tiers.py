@@ -151,7 +151,7 @@ class TierEventMachine(RuleBasedStateMachine):
             self.followed.close()
 
 
-TestTierEvents = TierEventMachine.TestCase
+TestTierEvents = pytest.mark.slow(TierEventMachine.TestCase)
 TestTierEvents.settings = settings(max_examples=12, stateful_step_count=20, deadline=None)
 
 

@@ -309,6 +309,7 @@ def test_a_late_transfer_never_reaches_the_memory_of_the_caller(blocks):
         np.testing.assert_array_equal(blocks.payloads, expected)
 
 
+@pytest.mark.slow
 def test_lost_memory_returns_only_after_the_client_was_destroyed(blocks):
     keys = random_keys(8)
     clients = [MemoryStore(writes_late=True)]

@@ -45,6 +45,7 @@ def told(process, word):
     pytest.fail(f"the other process ended before {word}")
 
 
+@pytest.mark.slow
 def test_a_sequence_arrives_from_another_process_which_may_die(pair, request, tmp_path):
     kind = request.node.callspec.params["pair"]
     exporter, importer = pair
@@ -74,6 +75,7 @@ def test_a_sequence_arrives_from_another_process_which_may_die(pair, request, tm
     assert exporter.drain(10)
 
 
+@pytest.mark.slow
 def test_an_exporter_that_dies_in_the_middle_is_a_lost_peer(tmp_path):
     receiver = make(num_blocks=100)
     with pair_of("tcp", tmp_path) as (_, importer), child("export", "tcp", tmp_path) as process:
@@ -89,6 +91,7 @@ def test_an_exporter_that_dies_in_the_middle_is_a_lost_peer(tmp_path):
     receiver.check_invariants()
 
 
+@pytest.mark.slow
 def test_an_importer_that_dies_in_the_middle_leaves_the_rows_to_the_next(tmp_path):
     cache, sequence = prepared()
     with pair_of("tcp", tmp_path) as (exporter, importer), Relay(exporter.address, "hang", 50_000) as relay:
@@ -108,6 +111,7 @@ def test_an_importer_that_dies_in_the_middle_leaves_the_rows_to_the_next(tmp_pat
     cache.check_invariants()
 
 
+@pytest.mark.slow
 def test_another_process_imports(tmp_path):
     cache, sequence = prepared()
     with pair_of("unix", tmp_path) as (exporter, _), child("import", "tcp", tmp_path) as process:

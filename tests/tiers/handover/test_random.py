@@ -51,6 +51,7 @@ def check(cache, sequence):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("scrub", [False, True])
 def test_random_hand_overs(tmp_path, seed, scrub):

@@ -3,6 +3,7 @@
 import os
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
@@ -68,7 +69,7 @@ class HybridTierMachine(TierRules, hybrid.HybridMachine):
         self.start_tier(num_blocks, write, shares, num_states=num_states)
 
 
-TestTierMachine = TierMachine.TestCase
+TestTierMachine = pytest.mark.slow(TierMachine.TestCase)
 TestTierMachine.settings = settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None)
-TestHybridTierMachine = HybridTierMachine.TestCase
+TestHybridTierMachine = pytest.mark.slow(HybridTierMachine.TestCase)
 TestHybridTierMachine.settings = settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None)

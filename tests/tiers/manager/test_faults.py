@@ -152,6 +152,7 @@ for number in range(1 << 20):
 """
 
 
+@pytest.mark.slow
 def test_a_killed_writer_leaves_a_store_that_opens(tmp_path):
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
@@ -241,6 +242,7 @@ def test_a_nearer_store_that_hangs_does_not_hide_a_farther_one(stored):
         assert served.serve(PROMPT).loaded_tokens == {"EXTERNAL": 32}
 
 
+@pytest.mark.slow
 def test_a_dead_store_is_left_alone_until_it_is_back(stored):
     store = MemoryStore(data=stored)
     guard = Guard(store, breaker=Breaker(failures=3, first_pause=0.05, longest_pause=0.05))

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -148,5 +149,5 @@ class RequestMachine(RuleBasedStateMachine):
             assert self.side.num_pins == len(self.host.pins)
 
 
-TestRequests = RequestMachine.TestCase
+TestRequests = pytest.mark.slow(RequestMachine.TestCase)
 TestRequests.settings = settings(max_examples=2000 if is_full() else 40, stateful_step_count=40, deadline=None)

@@ -72,6 +72,7 @@ def test_a_dead_master_is_a_miss_and_hides_no_nearer_store(mooncake, private_mas
         assert served.serve(PROMPT).loaded_tokens == {"DISK": 32}
 
 
+@pytest.mark.slow
 def test_a_dead_master_is_a_miss_until_the_next_one_is_there(mooncake, private_master):
     with Served([mooncake]) as served:
         serve_until_loaded(served)
@@ -216,6 +217,7 @@ def test_the_way_to_a_bucket_fails(moto_server, fault):
 # -- events --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_slow_subscriber_blocks_no_tier_and_catches_up(tmp_path):
     require("zmq")
     require("msgspec")

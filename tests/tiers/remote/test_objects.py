@@ -235,6 +235,7 @@ def test_a_server_that_is_not_an_object_store_gives_misses(wrong_server):
         assert blocks.is_poisoned.all()
 
 
+@pytest.mark.slow
 def test_large_payloads_are_read_by_ranges(tmp_path):
     class Large:
         name = "large"
