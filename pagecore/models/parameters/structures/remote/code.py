@@ -38,14 +38,6 @@ REMOTE_CODE: Mapping[str, Traits] = {
         aliases={"decoder_sparse_step": "moe_layer_frequency"},
     ),
     "baichuan": Traits(),
-    "bailing_moe": Traits(
-        qkv_bias="use_qkv_bias",
-        output_bias="use_bias",
-        qk_norm="head",
-        qk_norm_field="use_qk_norm",
-        experts=Experts(shared="num_shared_experts", rule="after"),
-        defaults={"first_k_dense_replace": 0, "num_shared_experts": 0},
-    ),
     "chatglm": Traits(
         settle=_biases_of_chatglm,
         defaults={"add_qkv_bias": False},

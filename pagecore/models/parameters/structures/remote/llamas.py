@@ -106,7 +106,7 @@ REMOTE_LLAMAS: Mapping[str, Traits] = {
     "bailing_moe_linear": replace(
         _BAILING, defaults={"first_k_dense_replace": 1, "num_shared_experts": 1, "use_qk_norm": True}
     ),
-    "bailing_moe_v2": _BAILING,
+    **dict.fromkeys(("bailing_moe", "bailing_moe_v2"), _BAILING),
     "hunyuan": _HUNYUAN,
     "iquestloopcoder": replace(LLAMA, weights_of_layer=weights_of_pass, add_to_layer=_gates_of_loop),
     "jais": Traits(
