@@ -94,6 +94,16 @@ def test_whole_tiles_with_scales_in_contiguous_rows_and_apart(isa, format, tile)
     check_format_case(format, shape=shape)
 
 
+@pytest.mark.parametrize("isa", ISAS[:1], indirect=True)
+@pytest.mark.parametrize("format", [name for name, format in FORMATS.items() if format.group])
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("rows", [1, 4, 5, 8, 9, 16])
+def test_query_rows_that_share_tiles_of_sums(isa, format, dim, rows):
+    """With AMX, groups of dims share tiles if a head has up to 4 or 8 query rows."""
+    shape = Shape(dims=(dim, dim), heads=(2 * rows, 2), query_dtype="bfloat16", **DECODE)
+    check_format_case(format, shape=shape)
+
+
 @EVERY_ISA
 @EVERY_FORMAT
 @pytest.mark.parametrize("window", [None, (20, 0)])

@@ -16,7 +16,7 @@
 //
 // Keys and values of a quantised cache become bfloat16 first (cache_rows.hpp). Their products are those of a bfloat16
 // cache; softmax applies the float32 scales of tokens. Few rows are multiplied with the codes of a few keys at a time,
-// by the products of code_products.hpp, or with AMX by those of decode_codes_amx.hpp and digits.hpp.
+// by the products of code_products.hpp, or with AMX by those of score_codes_amx.hpp and digits.hpp.
 //
 // Products with a packed tile give each row the same bits regardless of the other rows, so batch-invariant calls always
 // pack.

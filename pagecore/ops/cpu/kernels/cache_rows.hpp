@@ -5,11 +5,12 @@
 // are multiplied with the codes.
 #pragma once
 
+#include "pagecore/ops/cpu/kernels/codes/accumulate_codes_amx.hpp"
 #include "pagecore/ops/cpu/kernels/codes/code_products.hpp"
-#include "pagecore/ops/cpu/kernels/codes/decode_codes_amx.hpp"
 #include "pagecore/ops/cpu/kernels/codes/digit_values.hpp"
 #include "pagecore/ops/cpu/kernels/codes/pack_key_codes.hpp"
 #include "pagecore/ops/cpu/kernels/codes/pack_value_codes.hpp"
+#include "pagecore/ops/cpu/kernels/codes/score_codes_amx.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 namespace {

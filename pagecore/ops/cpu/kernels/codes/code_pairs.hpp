@@ -180,12 +180,7 @@ class NibblePairs {
   // The numbers of 64 dims from d on of the tokens t and t + 1.
   PC_FORCE_INLINE void values(const StoredTile& tile, int t, int64_t d, PairVec (&pairs)[4]) const {
     static constexpr ByteTable64 kBytes = nibble_bytes(), kShifts = nibble_shifts();
-    const auto half = [&](const char* row) __attribute__((always_inline)) {
-      return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + d / 2));
-    };
-    const __m512i rows =
-        _mm512_maskz_inserti64x4(0xff, _mm512_castsi256_si512(half(tile.codes[t])), half(tile.codes[t + 1]), 1);
-    const __m512i bytes = _mm512_maskz_permutexvar_epi8(~__mmask64{0}, _mm512_load_si512(kBytes.bytes), rows);
+    const __m512i bytes = permute_rows(tile, t, d, kBytes);
     const auto first = (__m512i)_mm512_load_si512(kShifts.bytes);
 #pragma GCC unroll 4
     for (int n = 0; n < 4; ++n) {
@@ -194,10 +189,26 @@ class NibblePairs {
           look_up_words(numbers_.table(), (BitVec)_mm512_maskz_multishift_epi64_epi8(~__mmask64{0}, shifts, bytes));
     }
   }
+  // The same; operands 2 h and 2 h + 1 have the dims 32 h + 2 k and 32 h + 2 k + 1.
+  PC_FORCE_INLINE void interleaved_values(const StoredTile& tile, int t, int64_t d, PairVec (&pairs)[4]) const {
+    static constexpr ByteTable64 kBytes = table_64([](int i) { return i / 4 + i % 2 * 16 + i % 4 / 2 * 32; });
+    const auto words = (BitVec)permute_rows(tile, t, d, kBytes);
+#pragma GCC unroll 4
+    for (int n = 0; n < 4; ++n) pairs[n] = look_up_words(numbers_.table(), words >> 4 * n);
+  }
   PC_FORCE_INLINE float excess(const uint16_t* weights) const { return numbers_.excess(weights); }
   PC_FORCE_INLINE Vec zero_points(int t) const { return numbers_.zero_points(t); }
 
  private:
+  // Bytes of the codes of 64 dims of the tokens t and t + 1: byte i of the token t + j is number i + 32 j of `order`.
+  PC_FORCE_INLINE static __m512i permute_rows(const StoredTile& tile, int t, int64_t d, const ByteTable64& order) {
+    const auto half = [&](const char* row) __attribute__((always_inline)) {
+      return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + d / 2));
+    };
+    const __m512i rows =
+        _mm512_maskz_inserti64x4(0xff, _mm512_castsi256_si512(half(tile.codes[t])), half(tile.codes[t + 1]), 1);
+    return _mm512_maskz_permutexvar_epi8(~__mmask64{0}, _mm512_load_si512(order.bytes), rows);
+  }
   // Byte q + 8 n of both rows is in qword q, n pairs from its start.
   static constexpr ByteTable64 nibble_bytes() {
     return table_64([](int i) { return i / 8 + i % 8 / 2 * 8 + i % 2 * 32; });

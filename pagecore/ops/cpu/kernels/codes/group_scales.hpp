@@ -148,22 +148,16 @@ inline void expand_scales(const Cache& cache, const StoredTile& tile, float* num
   }
 }
 
-// Weights [kGroups, kRows, 64] of a tile times the scales of each group, as bfloat16.
-template <int kGroups, int kRows>
-PC_FORCE_INLINE void scale_weights_of_groups(const float* weights, int64_t rows, const float* scales,
-                                             uint16_t* scaled) {
-  for (int g = 0; g < kGroups; ++g) {
-    Vec of_tokens[kTileDwords];
+// Weights [rows, 64] of a tile times the scales of a group, as bfloat16.
+PC_FORCE_INLINE void scale_weights(const float* weights, int64_t rows, const float* scales, uint16_t* scaled) {
+  Vec of_tokens[kTileDwords];
 #pragma GCC unroll 4
-    for (int i = 0; i < kTileDwords; ++i) of_tokens[i] = load(scales + g * kTileTokens + i * kLanes);
-    for (int64_t r = 0; r < rows; ++r) {
-      const float* const row = weights + r * kTileTokens;
-      uint16_t* const to = scaled + (g * kRows + r) * kTileTokens;
+  for (int i = 0; i < kTileDwords; ++i) of_tokens[i] = load(scales + i * kLanes);
+  for (int64_t r = 0; r < rows; ++r, weights += kTileTokens, scaled += kTileTokens) {
 #pragma GCC unroll 2
-      for (int i = 0; i < kTileDwords; i += 2) {
-        const Vec a = load(row + i * kLanes) * of_tokens[i], b = load(row + (i + 1) * kLanes) * of_tokens[i + 1];
-        store_words(to + i * kLanes, (Words)_mm512_maskz_cvtne2ps_pbh(~__mmask32{0}, (__m512)b, (__m512)a));
-      }
+    for (int i = 0; i < kTileDwords; i += 2) {
+      const Vec a = load(weights + i * kLanes) * of_tokens[i], b = load(weights + (i + 1) * kLanes) * of_tokens[i + 1];
+      store_words(scaled + i * kLanes, (Words)_mm512_maskz_cvtne2ps_pbh(~__mmask32{0}, (__m512)b, (__m512)a));
     }
   }
 }

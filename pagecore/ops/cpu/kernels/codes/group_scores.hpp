@@ -1,15 +1,14 @@
-// Scores of up to 4 query rows from codes of keys with scales of groups, with AMX: products of all groups have sums of
+// Scores of few query rows from codes of keys with scales of groups, with AMX: products of all groups have sums of
 // their own, which are multiplied with the scales in float32.
 //
-// e2m1, groups of 16
+// e2m1, groups of 16, up to 8 rows: 4 groups of 4 rows, or 2 groups of 8 rows
 //
-//   left    [4 groups x 4 rows][32 dims]     queries; a row of a tile has the dims of its group, and 0 for the others
-//   right   [16 pairs of dims][16 keys]      codes as bfloat16: transposed, so that a column is a key. Of 8 dims, a
-//   pair
-//                                            has the numbers i and i + 4, whose codes are in the words of a dword
-//   sums    [4 groups x 4 rows][16 keys]     of 64 dims
+//   left    [groups x rows][32 dims]         queries; a row of a tile has the dims of its group, and 0 for the others
+//   right   [16 pairs of dims][16 keys]      codes as bfloat16: transposed, so that a column is a key. A pair has the
+//                                            numbers i and i + 4 of 8 dims, whose codes are in the words of a dword
+//   sums    [groups x rows][16 keys]         of 64 or 32 dims
 //
-// mxfp8, groups of 32
+// mxfp8, groups of 32, up to 4 rows
 //
 //   left    [16 keys][32 dims]
 //   right   [16 pairs of dims][4 groups x 4 rows]     queries; a column has the dims of its group
@@ -25,26 +24,27 @@ namespace {
 
 #if defined(PC_AMX)
 
-// Query rows, groups and their dims that a tile has rows for.
-constexpr int kGroupRows = 4;
-constexpr int64_t kTileGroups = kAmxRows / kGroupRows, kGroupDims = 16 * kTileGroups;
+// Query rows that a tile has for each of its groups.
+constexpr int kFewRows = 4, kMostRows = 8;
 constexpr int64_t kTileNumbers = kAmxRows * kAmxColumns;
+constexpr int64_t kKeyGroups = kAmxRows / kFewRows;  // of mxfp8
 
 // True if this many query rows are multiplied here.
 PC_FORCE_INLINE bool takes_groups(const Cache& cache, int64_t rows) {
   const int64_t size = group_size(cache.format);
-  return rows <= kGroupRows && (size == 16 || (size == 32 && cache.dim % (size * kTileGroups) == 0));
+  return size == 16 ? rows <= kMostRows : size == 32 && rows <= kFewRows && cache.dim % (size * kKeyGroups) == 0;
 }
 
 // ---- groups of 16
 
-// Packs up to 4 query rows [count, dim] as left sides, [dim / 32, 16, 32].
+// Packs query rows [count, dim] as left sides, [dim / 32, 16, 32].
 inline void pack_left_queries(const uint16_t* query, int64_t count, int64_t dim, uint32_t* panel) {
+  const int64_t group_rows = count <= kFewRows ? kFewRows : kMostRows, groups = kAmxRows / group_rows;
   auto* const numbers = reinterpret_cast<uint16_t*>(panel);
   __builtin_memset(numbers, 0, static_cast<size_t>(dim * kAmxRows) * sizeof *numbers);
   for (int64_t r = 0; r < count; ++r) {
     for (int64_t d = 0; d < dim; d += 16) {
-      const int64_t row = d / 16 % kTileGroups * kGroupRows + r;
+      const int64_t row = d / 16 % groups * group_rows + r;
       uint16_t* const to = numbers + (d / kAmxDepth * kAmxRows + row) * kAmxDepth + d % kAmxDepth;
       for (int i = 0; i < 16; ++i) to[i] = query[r * dim + d + i / 8 * 8 + i % 2 * 4 + i % 8 / 2];
     }
@@ -72,27 +72,30 @@ PC_FORCE_INLINE void pack_group_keys(const E2M1Lookup& lookup, const char* const
   }
 }
 
-// Adds the products of half kHalf of 64 dims, and stores the sums [16, 16] of both halves.
-template <int kHalf>
+// Multiplies half kHalf of 64 dims. Stores the sums [16, 16] of both halves if these have room for 4 rows, and of each
+// half if they have room for 8.
+template <int kRows, int kHalf>
 PC_FORCE_INLINE void multiply_group_keys(const uint32_t* queries, const uint32_t* keys, float* sums) {
-  constexpr int kLeft = kLeftTile + kHalf, kRight = kRightTile + kHalf;
-  if constexpr (kHalf == 0) Amx::zero<0>();
+  constexpr bool kShared = kRows == kFewRows;
+  constexpr int kLeft = kLeftTile + kHalf, kRight = kRightTile + kHalf, kSum = kShared ? 0 : kHalf;
+  if constexpr (kHalf == kSum) Amx::zero<kSum>();
   Amx::load<kLeft>(queries, kAmxRowBytes);
   Amx::load<kRight>(keys, kAmxRowBytes);
-  Amx::multiply<0, kLeft, kRight>();
-  if constexpr (kHalf == 1) Amx::store<0>(sums, kAmxRowBytes);
+  Amx::multiply<kSum, kLeft, kRight>();
+  if constexpr (kHalf == 1 || !kShared) Amx::store<kSum>(sums + kSum * kTileNumbers, kAmxRowBytes);
 }
 
 // Stores the scores of 16 keys. `scales` are those of the first group, 64 from one group to the next.
+template <int kRows>
 PC_FORCE_INLINE void add_group_sums(const float* sums, const float* scales, int64_t dim, int64_t count, float* scores) {
-  Vec of_rows[kGroupRows] = {};
-  for (int64_t g = 0; g < dim / 16; ++g, sums += kGroupRows * kAmxColumns, scales += kTileTokens) {
+  Vec of_rows[kRows] = {};
+  for (int64_t g = 0; g < dim / 16; ++g, sums += kRows * kAmxColumns, scales += kTileTokens) {
     const Vec scale = load(scales);
-#pragma GCC unroll 4
-    for (int r = 0; r < kGroupRows; ++r) of_rows[r] = fma(load(sums + r * kAmxColumns), scale, of_rows[r]);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) of_rows[r] = fma(load(sums + r * kAmxColumns), scale, of_rows[r]);
   }
-#pragma GCC unroll 4
-  for (int64_t r = 0; r < kGroupRows; ++r) {
+#pragma GCC unroll 8
+  for (int64_t r = 0; r < kRows; ++r) {
     if (r == count) break;
     store(scores + r * kTileTokens, of_rows[r]);
   }
@@ -105,14 +108,14 @@ PC_FORCE_INLINE void prefetch_eight(const RowAhead& ahead) {
   for (int i = 0; i < 8; ++i) ahead.prefetch_streams(kFirst + i);
 }
 
-// Scores of up to 4 rows. The dim is a constant if kDim is not 0. Keys are packed a step before they are multiplied,
-// and their sums are added a step later, so that products wait neither for stores nor for each other. Packing takes
-// turns with products, so that they overlap.
-template <int64_t kDim>
+// Scores of up to kRows rows. The dim is a constant if kDim is not 0. Keys are packed a step before they are
+// multiplied, and their sums are added a step later, so that products wait neither for stores nor for each other.
+// Packing takes turns with products, so that they overlap.
+template <int kRows, int64_t kDim>
 inline void score_e2m1_groups(const HeadRows& rows, const uint32_t* queries, const Cache& cache, const StoredTile& tile,
                               const NextRows& next_rows, const Scratch& scratch) {
   const int64_t dim = kDim == 0 ? cache.dim : kDim;
-  const int64_t sums_size = dim / kGroupDims * kTileNumbers, keys_size = dim / kAmxDepth * kTileNumbers;
+  const int64_t sums_size = dim * kRows, keys_size = dim / kAmxDepth * kTileNumbers;
   const E2M1Lookup lookup(tile.tables);
   const RowAhead ahead = rows_ahead(next_rows, tile);
   // Of 64 * dim floats: the scales [groups, 64], the sums and the keys of two steps.
@@ -126,7 +129,7 @@ inline void score_e2m1_groups(const HeadRows& rows, const uint32_t* queries, con
   };
   const auto add = [&](int run) __attribute__((always_inline)) {
     const int64_t first = run * kAmxRows;
-    add_group_sums(sums + run % 2 * sums_size, scales + first, dim, rows.count, rows.scores + first);
+    add_group_sums<kRows>(sums + run % 2 * sums_size, scales + first, dim, rows.count, rows.scores + first);
   };
   for (int64_t part = 0; part < dim / kAmxDepth; ++part) pack(0, part);
   for_each_constant<kRuns>([&]<int run>() __attribute__((always_inline)) {
@@ -135,8 +138,8 @@ inline void score_e2m1_groups(const HeadRows& rows, const uint32_t* queries, con
       for_each_constant<2>([&]<int half>() __attribute__((always_inline)) {
         if constexpr (run + 1 < kRuns) pack(run + 1, part + half);
         const int64_t at = (part + half) * kTileNumbers;
-        multiply_group_keys<half>(queries + at, keys + run % 2 * keys_size + at,
-                                  sums + run % 2 * sums_size + part / 2 * kTileNumbers);
+        multiply_group_keys<kRows, half>(queries + at, keys + run % 2 * keys_size + at,
+                                         sums + run % 2 * sums_size + part * kAmxDepth * kRows);
       });
     }
     prefetch_eight<run * kAmxRows + 8>(ahead);
@@ -152,7 +155,7 @@ inline void pack_right_queries(const uint16_t* query, int64_t count, int64_t dim
   __builtin_memset(panel, 0, static_cast<size_t>(dim / 2 * kAmxColumns) * sizeof *panel);
   for (int64_t r = 0; r < count; ++r) {
     for (int64_t pair = 0; pair < dim / 2; ++pair) {
-      const int64_t column = pair / 16 % kTileGroups * kGroupRows + r;
+      const int64_t column = pair / 16 % kKeyGroups * kFewRows + r;
       __builtin_memcpy(panel + pair * kAmxColumns + column, query + r * dim + 2 * pair, sizeof *panel);
     }
   }
@@ -174,7 +177,7 @@ PC_FORCE_INLINE void unpack_in_order(const Unpacker& unpacker, const char* const
 template <int kQuarter>
 PC_FORCE_INLINE void multiply_key_groups(const uint32_t* queries, const uint16_t* keys, int64_t dim, float* sums) {
   constexpr int kLeft = kLeftTile + kQuarter % 2, kRight = kRightTile + kQuarter % 2;
-  constexpr int64_t kTileDims = kTileGroups * kAmxDepth;
+  constexpr int64_t kTileDims = kKeyGroups * kAmxDepth;
   for (int64_t d = kQuarter * dim / 4; d < (kQuarter + 1) * dim / 4; d += kAmxDepth) {
     if (d % kTileDims == 0) Amx::zero<0>();
     Amx::load<kRight>(queries + d / 2 * kAmxColumns, kAmxRowBytes);
@@ -187,10 +190,10 @@ PC_FORCE_INLINE void multiply_key_groups(const uint32_t* queries, const uint16_t
 // Stores the scores of 16 keys, whose scales are bfloat16 [16, groups].
 PC_FORCE_INLINE void add_key_sums(const float* sums, const uint16_t* scales, int64_t dim, int64_t count,
                                   float* scores) {
-  const LaneScales<static_cast<int>(kTileGroups)> lanes;
+  const LaneScales<static_cast<int>(kKeyGroups)> lanes;
   const int64_t groups = dim / 32;
   Vec of_keys[kAmxRows] = {};
-  for (int64_t g = 0; g < groups; g += kTileGroups, sums += kTileNumbers) {
+  for (int64_t g = 0; g < groups; g += kKeyGroups, sums += kTileNumbers) {
 #pragma GCC unroll 16
     for (int i = 0; i < kAmxRows; ++i) {
       of_keys[i] = fma(load(sums + i * kAmxColumns), lanes.of(scales + i * groups + g), of_keys[i]);
@@ -198,14 +201,14 @@ PC_FORCE_INLINE void add_key_sums(const float* sums, const uint16_t* scales, int
   }
   const auto add_quarters = [](Vec a, Vec b)
                                 __attribute__((always_inline)) { return even_quarters(a, b) + odd_quarters(a, b); };
-  Vec of_rows[kGroupRows];
+  Vec of_rows[kFewRows];
 #pragma GCC unroll 4
-  for (int i = 0; i < kGroupRows; ++i) {
+  for (int i = 0; i < kFewRows; ++i) {
     of_rows[i] = add_quarters(add_quarters(of_keys[i], of_keys[4 + i]), add_quarters(of_keys[8 + i], of_keys[12 + i]));
   }
   transpose_squares(of_rows);
 #pragma GCC unroll 4
-  for (int64_t r = 0; r < kGroupRows; ++r) {
+  for (int64_t r = 0; r < kFewRows; ++r) {
     if (r == count) break;
     store(scores + r * kTileTokens, of_rows[r]);
   }
@@ -246,7 +249,7 @@ inline void score_mxfp8_groups(const HeadRows& rows, const uint32_t* queries, co
 
 // ---- both
 
-// Packs up to 4 query rows [count, dim].
+// Packs query rows [count, dim].
 inline void pack_group_queries(const Cache& cache, const uint16_t* query, int64_t count, uint32_t* panel) {
   const auto pack = group_size(cache.format) == 16 ? pack_left_queries : pack_right_queries;
   pack(query, count, cache.dim, panel);
@@ -256,10 +259,11 @@ inline void pack_group_queries(const Cache& cache, const uint16_t* query, int64_
 inline void score_groups(AmxTiles& tiles, const HeadRows& rows, const uint32_t* queries, const Cache& cache,
                          const StoredTile& tile, const NextRows& next_rows, const Scratch& scratch) {
   constexpr int64_t kUsualDim = 128;
-  const bool usual = cache.dim == kUsualDim;
+  const bool usual = cache.dim == kUsualDim, few = rows.count <= kFewRows;
   prefetch_all_scales(next_rows);
   tiles.set_rows(kAmxRows);
-  auto* score = usual ? score_e2m1_groups<kUsualDim> : score_e2m1_groups<0>;
+  auto* score = usual ? score_e2m1_groups<kFewRows, kUsualDim> : score_e2m1_groups<kFewRows, 0>;
+  if (!few) score = usual ? score_e2m1_groups<kMostRows, kUsualDim> : score_e2m1_groups<kMostRows, 0>;
   if (cache.format == Format::MXFP8) score = usual ? score_mxfp8_groups<kUsualDim> : score_mxfp8_groups<0>;
   score(rows, queries, cache, tile, next_rows, scratch);
 }

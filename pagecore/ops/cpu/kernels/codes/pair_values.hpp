@@ -59,8 +59,10 @@ void add_all_pair_values(const HeadRows& rows, const StoredTile& tile, const Nex
     for (int64_t d = 0; d < dim; d += kValueDims) {
       const uint16_t* weights = rows.weights + row * kTileTokens;
       if constexpr (kGroup != 0) {
-        scale_weights_of_groups<kGroups, kPairRows>(rows.scores + row * kTileTokens, R,
-                                                    scales + d / kGroup * kTileTokens, scaled);
+        for (int g = 0; g < kGroups; ++g) {
+          scale_weights(rows.scores + row * kTileTokens, R, scales + (d / kGroup + g) * kTileTokens,
+                        scaled + g * kPairRows * kTileTokens);
+        }
         weights = scaled;
       }
       if (row == 0 && ahead.begin(d / kValueDims)) {

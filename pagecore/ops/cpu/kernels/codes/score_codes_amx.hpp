@@ -1,15 +1,14 @@
-// Decode with AMX from the codes of a quantised cache: one tile of keys and at most 16 query rows.
+// Scores of at most 16 query rows from the codes of keys, with AMX: one tile of keys.
 //
-//   keys     rows of bfloat16, not transposed, the left side of a panel of the queries. The numbers of a row have the
-//            order of code_pairs.hpp, which pack_code_queries() gives the queries too; those of mxfp8 are in order.
-//            Up to 4 rows are multiplied with e2m1 by group_scores.hpp.
-//   values   a panel of pairs of tokens for each 64 dims
+//   left    [16 keys][32 dims]     rows of bfloat16, not transposed. Their numbers have the order of code_pairs.hpp,
+//                                  which pack_code_queries() gives the queries too; those of mxfp8 are in order.
+//   right   [16 pairs of dims][16 rows]     queries
+//   sums    [16 keys][16 rows]
 //
-// The scales of groups are multiplied with the weights of values, and with the sums of keys; those of groups of 16 are
-// part of the numbers of keys if there are more than 4 rows.
+// Few rows are multiplied with e2m1 and mxfp8 by group_scores.hpp. With more, the scales of mxfp8 are multiplied with
+// sums, and those of groups of 16 with the numbers of keys.
 //
-// The next rows are prefetched while keys and values are unpacked. Few rows are unpacked at a time, in memory that
-// stays in L1.
+// The next rows are prefetched while keys are unpacked, a few at a time, in memory that stays in L1.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/codes/code_pairs.hpp"
@@ -180,118 +179,6 @@ inline void pack_code_queries(const Cache& cache, uint16_t* rows, int64_t count,
   pack_query_pairs(rows, cache.dim, count, cache.dim, panel);
 }
 
-// Tokens of a step over values, which fill the depth of a tile, and the tokens of each of its parts.
-constexpr int kStepTokens = kAmxDepth, kPartTokens = kStepTokens / kValueVectors;
-
-// Writes the values of 64 dims from d on of kPartTokens tokens as pairs of tokens, [kPartTokens / 2, 64]; prefetches
-// `rows_ahead` rows for each pair.
-template <typename Codes>
-PC_FORCE_INLINE void pack_value_part(const Codes& codes, const StoredTile& tile, int first, int64_t d,
-                                     int64_t rows_ahead, StreamsAhead& ahead, uint32_t* panel) {
-  for (int t = first; t < first + kPartTokens; t += 2, panel += kValueDims) {
-    ahead.prefetch(rows_ahead);
-    PairVec pairs[kValueVectors];
-    codes.values(tile, t, d, pairs);
-#pragma GCC unroll 4
-    for (int n = 0; n < kValueVectors; ++n) {
-      store_words(reinterpret_cast<uint16_t*>(panel + n * kLanes), (Words)pairs[n]);
-    }
-  }
-}
-
-// Multiplies the weights and the values of step kStep of a tile, vector n of its sums. The weights are those of the
-// group n / kShared, 16 rows.
-template <int kStep, int n, int kShared>
-PC_FORCE_INLINE void multiply_values(const uint16_t* weights, const uint32_t* panel) {
-  constexpr int kGroup = n / kShared, kLeft = kLeftTile + kGroup % 2, kRight = kRightTile + n % 2;
-  if constexpr (kStep == 0) Amx::zero<n>();
-  if constexpr (n % kShared == 0) {
-    Amx::load<kLeft>(weights + kGroup * kAmxRows * kTileTokens + kStep * kStepTokens, 2 * kTileTokens);
-  }
-  Amx::load<kRight>(panel + n * kAmxColumns, 4 * kValueDims);
-  Amx::multiply<n, kLeft, kRight>();
-}
-
-// Adds the sums of 64 dims from d on.
-PC_FORCE_INLINE void add_value_sums(const HeadRows& rows, const float* excess, int64_t d) {
-  alignas(64) float sums[kAmxRows][kValueDims];
-  for_each_constant<kValueVectors>(
-      [&]<int n>() __attribute__((always_inline)) { Amx::store<n>(&sums[0][n * kAmxColumns], sizeof(sums[0])); });
-  for (int64_t r = 0; r < rows.count; ++r) {
-    float* const out = rows.acc + r * rows.acc_stride + d;
-#pragma GCC unroll 4
-    for (int n = 0; n < kValueVectors; ++n) {
-      add_product(out + n * kLanes, load(sums[r] + n * kLanes) - excess[r], rows.factor + r);
-    }
-  }
-}
-
-// Values are packed a step before they are multiplied, a part before each product, so that packing and products
-// overlap. `panel` has room for two steps.
-template <typename Codes, int kGroup>
-void accumulate_rows_of(AmxTiles& tiles, const HeadRows& rows, const StoredTile& tile, const NextRows& next_rows,
-                        int64_t dim, const float* scales, uint32_t* panel) {
-  constexpr int kGroups = kGroup == 0 ? 1 : kValueDims / kGroup, kShared = kValueVectors / kGroups;
-  constexpr int64_t kStepSize = kStepTokens / 2 * kValueDims;
-  static_assert(kTileTokens == 2 * kStepTokens);
-  const Codes codes(tile);
-  prefetch_all_scales(next_rows);
-  StreamsAhead ahead(next_rows);
-  float excess[kAmxRows];
-  for (int64_t r = 0; r < rows.count; ++r) excess[r] = codes.excess(rows.weights + r * kTileTokens);
-  alignas(64) uint16_t scaled_weights[kGroups * kAmxRows * kTileTokens];
-  const uint16_t* const weights = kGroup == 0 ? rows.weights : scaled_weights;
-  const int64_t rows_ahead = dim > kValueDims ? 1 : 2;
-  const auto pack = [&]<int kStep, int kPart>(int64_t d) __attribute__((always_inline)) {
-    pack_value_part(codes, tile, kStep * kStepTokens + kPart * kPartTokens, d, rows_ahead, ahead,
-                    panel + kStep * kStepSize + kPart * (kPartTokens / 2) * kValueDims);
-  };
-  const auto multiply = [&]<int kStep, int n>() __attribute__((always_inline)) {
-    multiply_values<kStep, n, kShared>(weights, panel + kStep * kStepSize);
-  };
-  tiles.set_rows(kAmxRows);
-  for (int64_t d = 0; d < dim; d += kValueDims) {
-    for_each_constant<kValueVectors>([&]<int n>() __attribute__((always_inline)) {
-      pack.template operator()<0, n>(d);
-      if (d > 0) multiply.template operator()<1, n>();
-    });
-    if (d > 0) add_value_sums(rows, excess, d - kValueDims);
-    if constexpr (kGroup != 0) {
-      scale_weights_of_groups<kGroups, kAmxRows>(rows.scores, rows.count, scales + d / kGroup * kTileTokens,
-                                                 scaled_weights);
-    }
-    for_each_constant<kValueVectors>([&]<int n>() __attribute__((always_inline)) {
-      pack.template operator()<1, n>(d);
-      multiply.template operator()<0, n>();
-    });
-  }
-  for_each_constant<kValueVectors>([&]<int n>()
-                                       __attribute__((always_inline)) { multiply.template operator()<1, n>(); });
-  add_value_sums(rows, excess, dim - kValueDims);
-}
-
-// Adds the products of all rows; all attend to the same keys.
-inline void accumulate_codes_amx(AmxTiles& tiles, const HeadRows& rows, const Cache& cache, const StoredTile& tile,
-                                 const NextRows& next_rows, const Scratch& scratch) {
-  auto* const panel = reinterpret_cast<uint32_t*>(scratch.value);
-  float* const scales = scratch.key;
-  const auto add = [&]<typename Codes, int kGroup>() {
-    accumulate_rows_of<Codes, kGroup>(tiles, rows, tile, next_rows, cache.dim, scales, panel);
-  };
-  if (group_size(cache.format) != 0) expand_scales(cache, tile, scales);
-  switch (cache.format) {
-    case Format::Plain: break;
-    case Format::E4M3:
-    case Format::E4M3Token: return add.template operator()<BytePairs<Float8Unpacker<E4M3Code>>, 0>();
-    case Format::E5M2: return add.template operator()<BytePairs<Float8Unpacker<E5M2Code>>, 0>();
-    case Format::MXFP8: return add.template operator()<BytePairs<Float8Unpacker<E4M3Code>>, 32>();
-    case Format::I8Token: return add.template operator()<BytePairs<Int8Unpacker>, 0>();
-    case Format::I4Token: return add.template operator()<NibblePairs<Int4Codes>, 0>();
-    case Format::FP4Block16:
-    case Format::NVFP4: return add.template operator()<NibblePairs<E2M1Codes>, 16>();
-  }
-}
-
 #else
 
 inline void score_codes_amx(AmxTiles&, const HeadRows&, const uint32_t*, const Cache&, const StoredTile&,
@@ -299,10 +186,6 @@ inline void score_codes_amx(AmxTiles&, const HeadRows&, const uint32_t*, const C
   __builtin_trap();
 }
 inline void pack_code_queries(const Cache&, uint16_t*, int64_t, uint16_t*, uint32_t*) { __builtin_trap(); }
-inline void accumulate_codes_amx(AmxTiles&, const HeadRows&, const Cache&, const StoredTile&, const NextRows&,
-                                 const Scratch&) {
-  __builtin_trap();
-}
 
 #endif
 
