@@ -18,6 +18,7 @@ import pytest
 from pagecore.errors import StoreError
 from pagecore.tiers.guard import Breaker, Deadline, Guard
 from tests.tiers.disk.kit import FileOps, open_store, short
+from tests.tiers.leaks import nothing_left
 from tests.tiers.manager.served import Served
 from tests.tiers.memory_store import MemoryStore
 
@@ -31,10 +32,8 @@ MAX_BYTES = 1 << 20
 @pytest.fixture(autouse=True)
 def leaks():
     """Fail if a thread or descriptor is left."""
-    threads, descriptors = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
-    yield
-    assert set(threading.enumerate()) <= threads
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    with nothing_left():
+        yield
 
 
 def disk(folder, ops=None, **guard):

@@ -1,7 +1,5 @@
 """Faults of a Redis server and of the way to it, through Tiers: each ends in a miss or in the right bytes."""
 
-import os
-import threading
 import time
 
 import numpy as np
@@ -10,6 +8,7 @@ import pytest
 from pagecore.tiers.disk import DiskStore
 from pagecore.tiers.guard import Breaker, Deadline, Guard
 from pagecore.tiers.remote.resp import RespStore
+from tests.tiers.leaks import nothing_left
 from tests.tiers.manager.served import Served
 from tests.tiers.proxy import Proxy
 
@@ -19,10 +18,8 @@ PROMPT = np.arange(33, dtype=np.int32)
 @pytest.fixture
 def leaks(private_resp):
     """Fail if a thread or descriptor is left."""
-    threads, descriptors = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
-    yield
-    assert set(threading.enumerate()) <= threads
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    with nothing_left():
+        yield
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ The store talks to a real Redis server through a proxy that cuts, hangs, flips a
 stopped or killed.
 """
 
-import os
-import threading
 import time
 
 import numpy as np
@@ -14,6 +12,7 @@ import pytest
 from pagecore.tiers.guard import Breaker, Deadline, Guard
 from pagecore.tiers.remote.resp import RespStore
 from tests.tiers.blocks import Blocks, random_keys, wait
+from tests.tiers.leaks import nothing_left
 from tests.tiers.proxy import Proxy
 from tests.tiers.remote.contract import LARGE, fingerprint
 
@@ -26,10 +25,8 @@ PATIENT = Deadline(20.0)
 @pytest.fixture
 def leaks():
     """Fail if a thread or descriptor is left."""
-    threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
-    yield
-    assert threading.active_count() == threads
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    with nothing_left():
+        yield
 
 
 @pytest.fixture
