@@ -4,22 +4,46 @@ import io
 import re
 import tokenize
 
+
+def phrases(advice, *words, before=r"(?i)\b", after=r"\b"):
+    """Return a rule against words: the words in lower case, a pattern that finds them, and what to write instead."""
+    pattern = re.compile(rf"{before}(?:{'|'.join(words)}){after}", re.MULTILINE)
+    return [word.lower() for word in words], pattern, advice
+
+
+def after_each(verbs, words):
+    return [f"{verb} {word}" for verb in verbs for word in words]
+
+
 # Over everything that is read as prose: comments, docstrings and messages, and the text of pages.
-ANYWHERE = {
-    r"(?i)(?<!there )\b(?:is|are|was|were|be) no (?!(?:longer|more|less|fewer|larger|smaller)\b)[\w-]+": "is not a",
-    r"(?i)\b(?:told|tells|tell|telling)\b": "write passed, reported, listed or described",
-    r"(?i)\b(?:stands?|stood|standing)\b": "write is, lies, precedes or follows",
-    r"(?i)\b(?:nobody|somebody|whoever|whosoever)\b": "name the actor: the caller, another holder, the kernel",
-    r"(?i)\b(?:so many|as many|as far as|as much as)\b": "write the number: n, up to n",
-    r"(?i)\bbeside\b": "write alongside, next to or in addition to",
-    r"(?i)\bbehind\b": "write after",
-    r"(?i)\b(?:be|is|are|was|were|been) had\b": "write available or obtained",
-    r"(?i)\bbe it\b": "say it in a clause of its own",
-    r"(?:^|[.:] +)(?:Of which|Of those|As many|The same (?:for|of|as|with|where|to|in)\b)": "repeat the noun",
-    r"\b(?:Errand|soften|weigh|Standing|Wish|IntegerOnItsWay|divide_up|has_worth|brought_to|brought_result)\b": (
-        "use the term of the field"
+ANYWHERE = [
+    phrases(
+        "is not a",
+        *after_each(("is", "are", "was", "were", "be"), ["no "]),
+        before=r"(?i)(?<!there )\b",
+        after=r"(?!(?:longer|more|less|fewer|larger|smaller)\b)[\w-]+",
     ),
-}
+    phrases("write passed, reported, listed or described", "told", "tells", "tell", "telling"),
+    phrases("write is, lies, precedes or follows", "stands", "stand", "stood", "standing"),
+    phrases("name the actor: the caller, another holder, the kernel", "nobody", "somebody", "whoever", "whosoever"),
+    phrases("write the number: n, up to n", "so many", "as many", "as far as", "as much as"),
+    phrases("write alongside, next to or in addition to", "beside"),
+    phrases("write after", "behind"),
+    phrases("write available or obtained", *after_each(("be", "is", "are", "was", "were", "been"), ["had"])),
+    phrases("say it in a clause of its own", "be it"),
+    phrases(
+        "repeat the noun",
+        *("Of which", "Of those", "As many"),
+        *after_each(["The same"], ("for", "of", "as", "with", "where", "to", "in")),
+        before=r"(?:^|[.:] +)",
+    ),
+    phrases(
+        "use the term of the field",
+        *("Errand", "soften", "weigh", "Standing", "Wish", "IntegerOnItsWay", "divide_up", "has_worth"),
+        *("brought_to", "brought_result"),
+        before=r"\b",
+    ),
+]
 OPENING = re.compile(r"(?:What|Which|Where|Wherever|How|Who|Whose|Whether|Whatever)\b")
 # May find openings elsewhere, too, but misses none.
 SUSPECTED_OPENING = re.compile(rf'["#/][r/#"<! ]*{OPENING.pattern}')
@@ -31,7 +55,9 @@ HEADERS = ('"""', 'r"""', "#", "//")
 def faults(path):
     """Return ``(line, text, rule)`` for each fault in the prose of a file."""
     text = path.read_text()
-    if not (SUSPECTED_OPENING.search(text) or any(re.search(pattern, text, re.MULTILINE) for pattern in ANYWHERE)):
+    lower = text.lower()  # words are searched for before patterns, which takes a tenth of the time
+    suspected = [rule for rule in ANYWHERE if any(word in lower for word in rule[0]) and rule[1].search(text)]
+    if not (suspected or SUSPECTED_OPENING.search(text)):
         return []
     if path.suffix == ".md":
         passages = [(1, re.sub(r"```.*?```", lambda block: "\n" * block[0].count("\n"), text, flags=re.DOTALL))]
@@ -42,13 +68,10 @@ def faults(path):
     else:
         passages = openings = _native_passages(text)
     found = []
-    # Patterns match within a line: most files are done after one search of all passages.
-    everything = "\n".join(passage for _, passage in passages)
-    suspected = {pattern: rule for pattern, rule in ANYWHERE.items() if re.search(pattern, everything, re.MULTILINE)}
     for line, passage in passages if suspected else ():
-        for pattern, rule in suspected.items():
-            matches = re.finditer(pattern, passage, re.MULTILINE)
-            found += [(line + passage.count("\n", 0, match.start()), match[0], rule) for match in matches]
+        for _, pattern, advice in suspected:
+            matches = pattern.finditer(passage)
+            found += [(line + passage.count("\n", 0, match.start()), match[0], advice) for match in matches]
     headers = [(line, text.lstrip()) for line, text in openings if text.lstrip().startswith(HEADERS)]
     found += [(line, text[:40], OPENING_RULE) for line, text in headers if OPENING.match(text.lstrip('r/#"<! '))]
     return sorted(found)

@@ -1,6 +1,7 @@
 """The house: imports run one way and in no circles, importing pagecore imports no framework, and prose is plain."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -40,21 +41,28 @@ def room_of(path):
     return path.relative_to(ROOT / "pagecore").parts[0].removesuffix(".py")
 
 
+@functools.cache
+def import_statements(path):
+    """Return the modules that a file of Python names, each with the names that it imports from it."""
+    named = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            named += [(alias.name, []) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            named.append((node.module, [alias.name for alias in node.names]))
+    return named
+
+
 def imported_modules(path):
     if path.suffix in {".pyx", ".pxd"}:
         lines = path.read_text().splitlines()
         found = [re.match(r"\s*(?:from\s+([\w.]+)\s+c?import|c?import\s+([\w.]+))", line) for line in lines]
         return {match[1] or match[2] for match in found if match}
-    modules = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            modules.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            modules.add(node.module)
-            if node.module == "pagecore":
-                modules.update(f"pagecore.{alias.name}" for alias in node.names)
-    return modules
+    named = import_statements(path)
+    return {module for module, _ in named} | {
+        f"{module}.{name}" for module, names in named for name in names if module == "pagecore"
+    }
 
 
 SOURCES = sorted(
@@ -70,6 +78,7 @@ def test_imports_run_one_way(room):
             assert used <= ROOMS[room], f"{path.relative_to(ROOT)} may not import {sorted(used - ROOMS[room])}"
 
 
+@functools.cache
 def name_of(path):
     """Return the module that a file declares or defines; a package has the name of its folder."""
     parts = path.relative_to(ROOT).with_suffix("").parts
@@ -79,17 +88,13 @@ def name_of(path):
 MODULES = {name_of(path) for path in SOURCES} | {name_of(path) for path in (ROOT / "pagecore").rglob("__init__.py")}
 
 
+@functools.cache
 def explicit_imports(path):
     """Return the modules of pagecore that a file imports: lazily, by cimport and for type checking, too."""
-    text = path.read_text()
     if path.suffix == ".py":
-        named = []
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Import):
-                named += [(alias.name, []) for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                named.append((node.module, [alias.name for alias in node.names]))
+        named = import_statements(path)
     else:
+        text = path.read_text()
         flat = re.sub(r"\(([^()]*)\)", lambda m: m[1].replace("\n", " "), text)
         found = re.findall(r"^\s*from\s+(pagecore[\w.]*)\s+c?import\s+([^\n#]+)", flat, re.MULTILINE)
         named = [(module, re.findall(r"(\w+)(?:\s+as\s+\w+)?\s*(?:,|$)", names)) for module, names in found]
