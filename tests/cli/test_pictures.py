@@ -28,7 +28,7 @@ def refused_before_the_run(capsys, monkeypatch, *argv):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["run.png", "run"])
+@pytest.mark.parametrize(("command", "name"), [("demo", "run.png"), ("replay", "run")], indirect=["command"])
 def test_a_picture_is_written_to_the_given_path(capsys, tmp_path, command, name):
     code, _, err = call(capsys, *command, "--plot", tmp_path / name)
     assert (code, err) == (0, "")
