@@ -47,9 +47,9 @@ def sockets(tmp_path):
     assert {each for each in threading.enumerate() if each.name.startswith("pagecore")} <= before
 
 
-@pytest.fixture(scope="module", params=["tcp", "unix", "nixl", "mooncake"])
+@pytest.fixture(scope="session", params=["tcp", "unix", "nixl", "mooncake"])
 def pair(request, tmp_path_factory):
-    """A pair of each kind."""
+    """A pair of each kind; the libraries take a second to open or to close one."""
     with pair_of(request.param, tmp_path_factory.mktemp("pair")) as made:
         yield made
 
