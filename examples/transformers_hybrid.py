@@ -26,7 +26,8 @@ SIZES = {
     "eos_token_id": 1,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-MAMBA_2 = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 16}
+CHUNK = 16  # tokens; Mamba 2 pads each prompt to whole chunks, by default of 256 tokens
+MAMBA_2 = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_chunk_size": CHUNK}
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_next": EXPERTS
     | {"head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
@@ -43,7 +44,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "zamba2": {"mamba_d_state": 16, "mamba_headdim": 16, "n_mamba_heads": 8, "mamba_ngroups": 2, "num_mem_blocks": 1}
     | {"layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"], "adapter_rank": 8}
-    | {"num_key_value_heads": 4, "attention_head_dim": 32, "use_mem_rope": True},
+    | {"num_key_value_heads": 4, "attention_head_dim": 32, "use_mem_rope": True, "chunk_size": CHUNK},
     "granitemoehybrid": MAMBA_2
     | {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 32}
     | {"layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"]},

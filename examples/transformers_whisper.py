@@ -2,9 +2,10 @@
 
 The models are small and random.
 
-Run it: python examples/transformers_whisper.py
+Run it: python examples/transformers_whisper.py [NEW_TOKENS]
 """
 
+import sys
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ STACKS = {
     "decoder_ffn_dim": 96,
 }
 MODES = ({"do_sample": False}, {"num_beams": 4}, {"do_sample": True, "num_return_sequences": 3})
+NEW_TOKENS = int(sys.argv[1]) if len(sys.argv) > 1 else 20
 torch.set_num_threads(1)  # the models are too small for several threads
 
 
@@ -67,7 +69,7 @@ def compare(family: str, model: Any) -> None:
             model.set_attn_implementation(attention)
             cache = PagedEncoderDecoderCache(model, num_blocks=400) if attention == "pagecore" else None
             torch.manual_seed(2)
-            texts.append(model.generate(**inputs, past_key_values=cache, max_new_tokens=20, **options))
+            texts.append(model.generate(**inputs, past_key_values=cache, max_new_tokens=NEW_TOKENS, **options))
         if not torch.equal(*texts):
             raise SystemExit(f"{family} differs from its own cache with {options}")
     assert cache is not None

@@ -11,7 +11,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).parent.parent
-TORCH = ("pagecore.interop.transformers", "transformers.generation.utils")
+TORCH = (
+    "pagecore.interop.transformers",
+    "transformers.generation.utils",
+    "transformers.models.llama.modeling_llama",
+)
 
 # The child leaves the loop and ends as a program does. JAX and other modules with threads must not be imported here.
 SERVER = """

@@ -35,7 +35,8 @@ PROMISED = {
     "shared_store": "the second process reused 720 of 750 tokens; every reused value was verified",
 }
 # Sizes of examples that take them: the default sizes take half a minute.
-ARGUMENTS = {"transformers_generate": ["7"], "transformers_generate_batch": ["3", "96"], "transformers_hybrid": ["5"]}
+ARGUMENTS = {"transformers_generate": ["5"], "transformers_generate_batch": ["3", "96"], "transformers_hybrid": ["5"]}
+ARGUMENTS |= {"transformers_whisper": ["8"]}
 SLOW = {"transformers_generate", "transformers_generate_batch", "transformers_hybrid", "transformers_whisper"}
 
 
