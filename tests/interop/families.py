@@ -11,11 +11,12 @@ torch, transformers = require("torch"), require("transformers")
 torch.set_num_threads(1)  # the models are too small to gain from threads
 
 VOCABULARY, PAD, EOS = 97, 0, 96
+NUM_LAYERS = 2  # of models whose layers are all of one kind
 _BASE = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
     "intermediate_size": 96,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": NUM_LAYERS,
     "num_attention_heads": 4,
     "max_position_embeddings": 512,
     "pad_token_id": PAD,
@@ -24,7 +25,9 @@ _BASE = {
 }
 _GROUPED = _BASE | {"num_key_value_heads": 2, "head_dim": 16}
 _WINDOW = {"sliding_window": 8}
-_ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"] * 2}
+# Layers with a window and layers that see all keys, in turn.
+_ALTERNATING = _WINDOW | {"num_hidden_layers": 3}
+_SLIDING_FIRST = _ALTERNATING | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 256}
 
 # Latent attention: head_dim is that of the rotary embedding.
@@ -51,18 +54,26 @@ _LONGCAT |= {"ffn_hidden_size": 128, "expert_ffn_hidden_size": 32}
 _MSCALE = _YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}
 
 # Chunks of 8 tokens, and every fourth layer without rotary embeddings, whose queries are scaled by their position.
-_LLAMA_4 = {"attention_chunk_size": 8, "intermediate_size_mlp": 96, "num_local_experts": 4, "floor_scale": 8}
+_LLAMA_4 = {
+    "num_hidden_layers": 4,
+    "attention_chunk_size": 8,
+    "intermediate_size_mlp": 96,
+    "num_local_experts": 4,
+    "floor_scale": 8,
+}
+
+_GPT_2 = _BASE | {"n_embd": 64, "n_layer": NUM_LAYERS, "n_head": 4, "n_positions": 512}
 
 # For each family: the prefix of its class names, and its config fields.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", _GROUPED),
     "qwen3": ("Qwen3", _GROUPED),
     "mistral": ("Mistral", _GROUPED | _WINDOW),
-    "gemma2": ("Gemma2", _GROUPED | _WINDOW | {"query_pre_attn_scalar": 16}),
-    "gemma3": ("Gemma3", _GROUPED | _WINDOW | _ALTERNATING | {"query_pre_attn_scalar": 16}),
+    "gemma2": ("Gemma2", _GROUPED | _ALTERNATING | {"query_pre_attn_scalar": 16}),
+    "gemma3": ("Gemma3", _GROUPED | _SLIDING_FIRST | {"query_pre_attn_scalar": 16}),
     "gpt_neox": ("GPTNeoX", _BASE),
-    "gpt2": ("GPT2", {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 512} | _BASE),
-    "gpt_oss": ("GptOss", _GROUPED | _WINDOW | {"num_local_experts": 4, "rope_parameters": _YARN}),
+    "gpt2": ("GPT2", _GPT_2),
+    "gpt_oss": ("GptOss", _GROUPED | _ALTERNATING | {"num_local_experts": 4, "rope_parameters": _YARN}),
     "phi3": ("Phi3", _GROUPED),
     "qwen2_moe": ("Qwen2Moe", _GROUPED | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
     "mixtral": ("Mixtral", _GROUPED | {"num_local_experts": 4}),
@@ -70,9 +81,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     # One mask with a window for all layers, to whose attention the model passes no window.
     "phimoe": ("Phimoe", _GROUPED | _WINDOW | {"num_local_experts": 4}),
     # Not in pagecore.models: its fields are read with their usual meaning.
-    "gpt_bigcode": ("GPTBigCode", {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 512} | _BASE),
+    "gpt_bigcode": ("GPTBigCode", _GPT_2),
     "starcoder2": ("Starcoder2", _GROUPED | _WINDOW),
-    "cohere2": ("Cohere2", _GROUPED | _WINDOW | _ALTERNATING),
+    "cohere2": ("Cohere2", _GROUPED | _SLIDING_FIRST),
     "olmo2": ("Olmo2", _GROUPED),
     "deepseek_v2": ("DeepseekV2", _LATENT | _EXPERTS | {"q_lora_rank": None}),
     "deepseek_v3": ("DeepseekV3", _LATENT | _EXPERTS | {"rope_parameters": _MSCALE}),

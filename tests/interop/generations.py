@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 import pytest
 
 from tests.interop.families import dynamic_cache, torch
 
-WINDOWED = pytest.mark.parametrize("family", ["llama", "gemma3", "deepseek_v3"])
+KINDS_OF_ATTENTION = ["llama", "gemma3", "deepseek_v3"]
+WINDOWED = pytest.mark.parametrize("family", KINDS_OF_ATTENTION)
 
 
 def run(model, ids, cache, mask=None, **options):
@@ -17,11 +19,20 @@ def run(model, ids, cache, mask=None, **options):
     return model.generate(ids, attention_mask=mask, past_key_values=cache, **options).tolist()
 
 
+_expected = WeakKeyDictionary()
+
+
 def expect(model, ids, mask=None, **options):
-    """Return the tokens with a DynamicCache; the model attends with "pagecore" afterwards."""
-    expected = run(model, ids, dynamic_cache(model), mask, **options)
+    """Return the tokens with a DynamicCache; the model attends with "pagecore" afterwards.
+
+    Tests ask a shared model for the same tokens; without sampling, they are computed once.
+    """
+    known = {} if options.get("do_sample") else _expected.setdefault(model, {})
+    call = repr((ids.tolist(), None if mask is None else mask.tolist(), sorted(options.items())))
+    if call not in known:
+        known[call] = run(model, ids, dynamic_cache(model), mask, **options)
     model.set_attn_implementation("pagecore")
-    return expected
+    return known[call]
 
 
 def num_cached(cache):

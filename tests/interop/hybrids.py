@@ -13,17 +13,21 @@ _DELTA = _GROUPED | {
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 12,
-    "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
 }
+_CONVOLUTIONS = _GROUPED | {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}
 _MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 12, "mamba_chunk_size": 8}
 _MAMBA1 = {"mamba_d_state": 8, "mamba_dt_rank": 4, "use_mamba_kernels": False}
 _ZAMBA = {name: value for name, value in _BASE.items() if name != "max_position_embeddings"} | {
     "num_key_value_heads": 4,
     "attention_head_dim": 32,
+    "num_hidden_layers": 4,
     "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
 }
 _KIMI = {
-    "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
     "linear_num_heads": 4,
     "linear_head_dim": 8,
     "q_lora_rank": None,
@@ -32,14 +36,15 @@ _KIMI = {
 # For each family: the prefix of its class names, and its config fields.
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": ("Qwen3Next", _DELTA | _FEWER_EXPERTS | {"shared_expert_intermediate_size": 32}),
-    "lfm2": ("Lfm2", _GROUPED | {"layer_types": ["conv", "full_attention", "conv", "conv"], "block_multiple_of": 16}),
+    "lfm2": ("Lfm2", _CONVOLUTIONS | {"block_multiple_of": 16}),
     "falcon_h1": ("FalconH1", _GROUPED | _MAMBA2 | {"mamba_d_ssm": 128}),
-    "bamba": ("Bamba", _BASE | _MAMBA2 | {"num_key_value_heads": 2, "attn_layer_indices": [2]}),
+    "bamba": ("Bamba", _BASE | _MAMBA2 | {"num_key_value_heads": 2, "num_hidden_layers": 3, "attn_layer_indices": [1]}),
     "jamba": (
         "Jamba",
         _BASE
         | _MAMBA1
         | {"num_key_value_heads": 2, "attn_layer_period": 3, "attn_layer_offset": 1, "num_experts": 2}
+        | {"num_hidden_layers": 3}
         | {"expert_layer_period": 2, "expert_layer_offset": 1},
     ),
     "zamba2": (
@@ -53,7 +58,7 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         _BASE
         | _MAMBA2
         | {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 32}
-        | {"layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"]},
+        | {"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
     ),
     "nemotron_h": (
         "NemotronH",
@@ -67,9 +72,9 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_moe": ("Qwen3_5Moe", _DELTA | _FEWER_EXPERTS | {"shared_expert_intermediate_size": 32}),
     "lfm2_moe": (
         "Lfm2Moe",
-        _GROUPED | _FEWER_EXPERTS | {"layer_types": ["conv", "full_attention", "conv", "conv"], "num_dense_layers": 2},
+        _CONVOLUTIONS | _FEWER_EXPERTS | {"num_dense_layers": 1},
     ),
-    "lfm3": ("Lfm3", _GROUPED | _FEWER_EXPERTS | {"layer_types": ["conv", "full_attention", "conv", "conv"]}),
+    "lfm3": ("Lfm3", _CONVOLUTIONS | _FEWER_EXPERTS),
     "olmo_hybrid": ("OlmoHybrid", _DELTA | {"linear_value_head_dim": 16, "linear_num_key_heads": 4}),
     "zamba": ("Zamba", _ZAMBA | {"mamba_d_state": 8, "mamba_dt_rank": 4, "n_mamba_heads": 2}),
     "kimi_linear": ("KimiLinear", _LATENT | _EXPERTS | _KIMI),
@@ -77,7 +82,7 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         "Zaya",
         _GROUPED
         | {"num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 32, "router_hidden_size": 16}
-        | {"layer_types": ["hybrid", "hybrid_sliding", "hybrid", "hybrid_sliding"], "sliding_window": 6},
+        | {"num_hidden_layers": 3, "layer_types": ["hybrid", "hybrid_sliding", "hybrid"], "sliding_window": 6},
     ),
     "bailing_hybrid": ("BailingHybrid", _LATENT | _EXPERTS | _KIMI),
 }

@@ -14,15 +14,13 @@ from pagecore import AttentionSpec, PagedKVCache, ops
 from pagecore.arrays import as_tensor
 from pagecore.errors import UnsupportedDtype, UnsupportedOption
 from tests.interop.steps import BLOCK, DIM, DTYPES, HEADS, KV_HEADS, make_step, torch
+from tests.thinning import in_turn
 
 import pagecore.interop.torch as interop  # isort: skip  # after steps, which skips where torch is missing
 
 LAYOUTS = pytest.mark.parametrize("layout", [None, "layerwise", "blockwise"])
 EVERY_DTYPE = pytest.mark.parametrize("dtype", DTYPES)
-PLANES = pytest.mark.parametrize(
-    ("dtype", "layout"),
-    [*((dtype, None) for dtype in DTYPES), ("bfloat16", "layerwise"), ("bfloat16", "blockwise")],
-)
+PLANES = [*((dtype, None) for dtype in DTYPES), ("bfloat16", "layerwise"), ("bfloat16", "blockwise")]
 HEAD_NUMBERS = torch.tensor([0.5, 2.0])
 OPTIONS = {
     "default": {},
@@ -43,22 +41,23 @@ OPTIONS = {
 # ---- torch.library.opcheck
 
 
-@PLANES
-def test_write_kv_passes_opcheck(dtype, layout):
-    operator = torch.ops.pagecore.write_kv.default
-    torch.library.opcheck(operator, make_step(dtype, layout).written)
-    scales = {"key_scale": HEAD_NUMBERS, "value_scale": HEAD_NUMBERS}
-    torch.library.opcheck(operator, make_step(dtype, layout).written, scales)
+SCALES = [{}, {"key_scale": HEAD_NUMBERS, "value_scale": HEAD_NUMBERS}]
 
 
-@PLANES
-def test_paged_attention_passes_opcheck(dtype, layout):
-    step = make_step(dtype, layout)
+@pytest.mark.parametrize(("planes", "scales"), in_turn(PLANES, over=[SCALES]))
+def test_write_kv_passes_opcheck(planes, scales):
+    torch.library.opcheck(torch.ops.pagecore.write_kv.default, make_step(*planes).written, scales)
+
+
+VARIANTS = ["paged_attention", "paged_attention_lse", "paged_attention_out"]
+
+
+@pytest.mark.parametrize(("planes", "name"), [*in_turn(PLANES, over=[VARIANTS]), (PLANES[-1], VARIANTS[-1])])
+def test_paged_attention_passes_opcheck(planes, name):
+    step = make_step(*planes)
     options = {"cu_query_lens": step.cu_query_lens, "window_left": 4, "sinks": torch.zeros(HEADS)}
-    for name in ("paged_attention", "paged_attention_lse"):
-        torch.library.opcheck(getattr(torch.ops.pagecore, name).default, step.attended, options)
-    out = torch.empty_like(step.query)
-    torch.library.opcheck(torch.ops.pagecore.paged_attention_out.default, (*step.attended, out), options)
+    out = [torch.empty_like(step.query)] if name == "paged_attention_out" else []
+    torch.library.opcheck(getattr(torch.ops.pagecore, name).default, (*step.attended, *out), options)
 
 
 @EVERY_DTYPE
@@ -68,13 +67,11 @@ def test_merge_attention_passes_opcheck(dtype):
     torch.library.opcheck(torch.ops.pagecore.merge_attention.default, (outs[0], lses[0], outs[1], lses[1]))
 
 
-@PLANES
-def test_copy_blocks_passes_opcheck(dtype, layout):
-    step = make_step(dtype, layout)
-    caches = [step.key_cache, step.value_cache]
-    operator, pairs = torch.ops.pagecore.copy_blocks.default, torch.tensor([[1, 4], [2, 5]])
-    torch.library.opcheck(operator, (caches, pairs))
-    torch.library.opcheck(operator, (caches, pairs), {"independent": True})
+@pytest.mark.parametrize(("planes", "options"), in_turn(PLANES, over=[[{}, {"independent": True}]]))
+def test_copy_blocks_passes_opcheck(planes, options):
+    step = make_step(*planes)
+    pairs = torch.tensor([[1, 4], [2, 5]])
+    torch.library.opcheck(torch.ops.pagecore.copy_blocks.default, ([step.key_cache, step.value_cache], pairs), options)
 
 
 # ---- parity with pagecore's own functions

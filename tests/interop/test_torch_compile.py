@@ -6,13 +6,14 @@ import pytest
 
 from pagecore import ops
 from tests.interop.steps import BLOCK, DIM, HEADS, KV_HEADS, make_step, torch
+from tests.thinning import in_turn
 
 import pagecore.interop.torch as interop  # isort: skip  # after steps, which skips where torch is missing
 
 # Raised by a module of torch that inductor imports.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-LAYOUTS = pytest.mark.parametrize("layout", [None, "layerwise", "blockwise"])
-BACKENDS = pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+LAYOUTS = [None, "layerwise", "blockwise"]
+BACKENDS = ["eager", "aot_eager", "inductor"]
 
 
 @pytest.fixture(autouse=True)
@@ -63,10 +64,8 @@ def arguments(step):
     )
 
 
-@BACKENDS
-@LAYOUTS
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_full_graph_equals_eager_code(dtype, layout, backend):
+@pytest.mark.parametrize(("layout", "backend", "dtype"), in_turn(LAYOUTS, BACKENDS, over=[["float32", "bfloat16"]]))
+def test_a_full_graph_equals_eager_code(layout, backend, dtype):
     eager, compiled = make_step(dtype, layout), make_step(dtype, layout)
     expected = layers(*arguments(eager))
     got = torch.compile(layers, fullgraph=True, backend=backend)(*arguments(compiled))
@@ -84,11 +83,10 @@ def model(query, caches, slots, table, lens, starts):
     return query
 
 
-@pytest.mark.slow
-@LAYOUTS
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_inductor_writes_to_the_caches_in_place(dynamic, layout, written):
-    steps = [make_step(layout=layout) for _ in range(3)]
+    steps = [make_step(layout=layout) for _ in range(2)]
     caches = [(step.key_cache, step.value_cache) for step in steps]
     first = steps[0]
     given = (first.slot_mapping, first.block_table, first.seq_lens, first.cu_query_lens)
@@ -117,7 +115,7 @@ def both_planes(key, stacked, slots):
     interop.write_kv(key, key + 1, stacked[0], stacked[1], slots)
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_writes_reach_views_created_inside_the_graph(backend):
     step, stacked = make_step(), torch.zeros(2, 9, BLOCK, KV_HEADS, DIM)
     torch.compile(both_planes, fullgraph=True, backend=backend)(step.key, stacked, step.slot_mapping)
@@ -133,7 +131,7 @@ SLICES = {
 }
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("cut", SLICES)
 def test_planes_sliced_inside_the_graph_are_written_and_read(cut, backend):
     shape, planes = SLICES[cut]
@@ -147,7 +145,7 @@ def test_planes_sliced_inside_the_graph_are_written_and_read(cut, backend):
 
     step, whole, expected = make_step(), torch.zeros(shape), torch.zeros(shape)
     compiled = torch.compile(layer, fullgraph=True, backend=backend, dynamic=False)
-    for number in range(3):
+    for number in (2, 1):  # each has a graph of its own
         torch.testing.assert_close(compiled(step, whole, number), layer(step, expected, number))
     assert torch.equal(whole, expected)
 

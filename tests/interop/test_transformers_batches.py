@@ -138,8 +138,8 @@ def test_models_that_cannot_be_served_raise_with_the_remedy():
     with pytest.raises(UnsupportedOption, match="already serves this model; close"):
         use_in_generate_batch(model)
     handle.close()
-    model.model.layers[2].self_attn.head_dim = 8
-    with pytest.raises(UnsupportedOption, match=r"layer 2 has heads of dim 8.*stores 16"):
+    model.model.layers[1].self_attn.head_dim = 8
+    with pytest.raises(UnsupportedOption, match=r"layer 1 has heads of dim 8.*stores 16"):
         use_in_generate_batch(model)
     with pytest.raises(UnsupportedDtype, match="float64; run it in float32"):
         use_in_generate_batch(fresh("llama").double())
@@ -164,7 +164,7 @@ def test_an_error_of_a_pass_is_raised_when_the_context_ends():
     model = fresh("llama")
     attention = model.model.layers[1].self_attn
     attention.layer_idx = 9
-    with pytest.raises(UnsupportedOption, match=r"layer 9 is beyond the 4 layers.*call model\.generate"):
+    with pytest.raises(UnsupportedOption, match=r"layer 9 is beyond the 2 layers.*call model\.generate"):
         run_once(model)
     attention.layer_idx = 1
     attention.k_proj, attention.head_dim = torch.nn.Linear(64, 16), 16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 import weakref
@@ -10,7 +11,8 @@ import pytest
 
 from pagecore.errors import OutOfBlocks, OutOfRows, ShapeError, UnsupportedDtype, UnsupportedOption
 from tests.interop.families import EOS, left_padded, make_cache, make_model, prompts, torch, transformers
-from tests.interop.generations import WINDOWED, Failure, expect, failing, num_cached, run
+from tests.interop.generations import KINDS_OF_ATTENTION, WINDOWED, Failure, expect, failing, num_cached, run
+from tests.thinning import in_turn
 
 # ---- rows
 
@@ -185,12 +187,20 @@ def test_a_first_pass_that_raises_stays_in_its_namespace():
     assert cache.begin(ids, namespace="adapter") == 16
 
 
-@WINDOWED
-@pytest.mark.parametrize("reused", [0, 16])
-@pytest.mark.parametrize("options", [{}, {"num_beams": 4}, {"num_return_sequences": 3, "do_sample": True}], ids=str)
-def test_a_pass_that_raises_leaves_the_rows_of_begin(family, reused, options):
+@functools.cache
+def expected_once(family):
+    """Return the tokens of one prompt, and those with beams."""
     model, ids = make_model(family), prompts(1, 20)
-    expected, expected_of_beams = expect(model, ids), expect(model, ids, num_beams=2)
+    return expect(model, ids), expect(model, ids, num_beams=2)
+
+
+SEVERAL = [{}, {"num_beams": 4}, {"num_return_sequences": 3, "do_sample": True}]
+
+
+@pytest.mark.parametrize(("family", "options", "reused"), in_turn(KINDS_OF_ATTENTION, SEVERAL, over=[[0, 16]]), ids=str)
+def test_a_pass_that_raises_leaves_the_rows_of_begin(family, options, reused):
+    model, ids = make_model(family), prompts(1, 20)
+    expected, expected_of_beams = expected_once(family)
     cache = make_cache(model)
     if reused:
         run(model, ids, cache)
@@ -279,9 +289,12 @@ def test_caches_of_one_model_are_independent():
     caches = [make_cache(model), make_cache(model), transformers.DynamicCache(config=model.config)]
     texts = [ids[0], ids[1], ids[0]]
     for _ in range(3):
-        texts = [torch.tensor(run(model, *pair, max_new_tokens=4)) for pair in zip(texts, caches, strict=True)]
+        texts = [
+            torch.tensor(run(model, *pair, max_new_tokens=4, eos_token_id=None))
+            for pair in zip(texts, caches, strict=True)
+        ]
     for text, given in zip(texts, [*ids, ids[0]], strict=True):
-        assert text.tolist() == expect(model, given, max_new_tokens=12)
+        assert text.tolist() == expect(model, given, max_new_tokens=12, eos_token_id=None)
 
 
 def test_threads_with_their_own_caches_are_independent():
@@ -312,8 +325,8 @@ def test_rows_end_at_their_own_end_of_text():
 def test_lengths_and_sizes_of_the_cache_and_its_layers():
     model, ids = make_model("gemma3"), prompts()
     cache = make_cache(model)
-    assert (cache.get_seq_length(), len(cache), cache.is_initialized, cache.is_compileable) == (0, 4, True, False)
-    assert cache.is_sliding == [True, False, True, False]
+    assert (cache.get_seq_length(), len(cache), cache.is_initialized, cache.is_compileable) == (0, 3, True, False)
+    assert cache.is_sliding == [True, False, True]
     out = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
@@ -323,7 +336,7 @@ def test_lengths_and_sizes_of_the_cache_and_its_layers():
         return_dict_in_generate=True,
     )
     assert out.past_key_values is cache
-    assert [cache.get_seq_length(layer) for layer in range(4)] == [11] * 4
-    assert [layer.get_seq_length() for layer in cache.layers] == [11] * 4
+    assert [cache.get_seq_length(layer) for layer in range(3)] == [11] * 3
+    assert [layer.get_seq_length() for layer in cache.layers] == [11] * 3
     assert cache.get_mask_sizes(3, 0) == (14, 0)
     assert cache.get_max_cache_shape() == cache.layers[0].get_max_cache_shape() == -1
