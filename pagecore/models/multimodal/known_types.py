@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 
 from pagecore.models.encoders.specs import ENCODER_TYPES
 from pagecore.models.families.registry import FAMILIES
@@ -22,9 +23,13 @@ def known_types() -> list[str]:
 
 def closest_types(model_type: object) -> str:
     """Return a sentence with the supported types that resemble one, and with the places that list all of them."""
+    return _closest(model_type.lower() if isinstance(model_type, str) else "")
+
+
+@functools.lru_cache
+def _closest(wanted: str) -> str:
     known = known_types()
     lowered = {name.lower(): name for name in known}
-    wanted = model_type.lower() if isinstance(model_type, str) else ""
     found = [lowered[name] for name in difflib.get_close_matches(wanted, lowered, _CLOSE, 0.5)]
     close = f"the closest known types are {', '.join(map(repr, found))}" if found else "no known type resembles it"
     return f"{close}; docs/models.md and 'pagecore plan --families' list all {len(known)}"
