@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+FOLDER = f"{Path(__file__).parent}/"
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
+        if str(item.path).startswith(FOLDER):
             item.add_marker(pytest.mark.slow)
