@@ -5,7 +5,7 @@ import threading
 import time
 from contextlib import contextmanager
 
-# Mooncake's client takes this long to give up a master that is dead.
+# Mooncake's client may take more than 10 s to close once its master is dead.
 SECONDS_TO_CLOSE = 30.0
 
 
