@@ -16,6 +16,7 @@ from pagecore.models.parameters.counting.tally import Parameters, Tally
 from pagecore.models.parameters.decoders.mtp import count_mtp_layers, mtp_spec
 from pagecore.models.parameters.decoders.text_model import add_text_model
 from pagecore.models.parameters.encoders.count_with_encoder import count_with_encoder
+from pagecore.models.parameters.encoders.unknown_parts import refuse_unknown_parts
 from pagecore.models.parameters.vision.tower import add_vision, with_encoders
 from pagecore.storage import AttentionSpec, LatentSpec, RowSpec
 
@@ -64,6 +65,7 @@ def count_parameters(
             )
         return count_with_encoder(config, whole, model_type, layers)
     model_type, fields = text_model(whole)
+    refuse_unknown_parts(whole, fields)
     encoded = with_encoders(whole)
     kv_heads, is_first = add_text_model(tally, config, encoded, fields, model_type, layers, mtp)
     if is_first:

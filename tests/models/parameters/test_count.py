@@ -18,7 +18,7 @@ from tests.models.published import PUBLISHED
 # Models of remote code or of engines, whose parameters are not known.
 UNCOUNTED = {"alice_ai", "deepseek_v41_text", "domyn_edge", "dory", "gigachat3_5", "git", "idefics", "iquest_q1"}
 UNCOUNTED |= {"interns2_mobius_text", "k2_horizon", "kimi_audio", "minicpm_sala", "moondream3_text", "param2moe"}
-UNCOUNTED |= {"nemotron_h_puzzle", "phi4mm", "solar_open2", "step5", "xllm"}
+UNCOUNTED |= {"nemotron_h_puzzle", "solar_open2", "step5", "xllm"}
 SPEAKING = {"coarse_acoustics", "csm", "csm_depth_decoder_model", "higgs_audio_v2", "kyutai_speech_to_text", "moshi"}
 SPEAKING |= {"semantic", "step3p5"}
 FOLDER = Path(__file__).parents[1]
@@ -266,6 +266,30 @@ def test_a_tower_of_an_unknown_type_is_refused():
     config = config_of("qwen2.5-vl-7b") | {"vision_config": {"model_type": "eye", "hidden_size": 8}}
     with pytest.raises(UnsupportedOption, match=r'vision_config\.model_type is "eye", a vision tower that is unknown'):
         count_parameters(config)
+
+
+@pytest.mark.parametrize("part", ["visual_tokenizer_config", "vit_config", "audio_encoder_config"])
+def test_parts_of_unknown_models_are_not_left_out_of_a_count(part):
+    text = {**LLAMA, "quantization_config": None}
+    config = {"model_type": "unheard_of", "llm_config": text, part: {}, "quantization_config": {"bits": 4}}
+    assert count_parameters(config).total == count_parameters(LLAMA).total
+    with pytest.raises(UnsupportedOption, match=f'"unheard_of", which is unknown, and has a {part}, whose'):
+        count_parameters(config | {part: {"hidden_size": 8}})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("mm_vision_tower", "openai/clip-vit-large-patch14-336"),
+        ("vision_encoder", "vit_so400m_patch14_siglip_384.webli"),
+        ("timm_model_ids", ["vit_large_patch14_reg4_dinov2.lvd142m"]),
+        ("visual", {"layers": 48}),
+    ],
+)
+def test_encoders_that_are_named_only_are_not_left_out_of_a_count(field, value):
+    count_parameters(LLAMA | {field: None})
+    with pytest.raises(UnsupportedOption, match=f"{field} is .*, whose parameters cannot be counted: remove {field}"):
+        count_parameters(LLAMA | {field: value})
 
 
 def test_sizes_of_vision_towers():

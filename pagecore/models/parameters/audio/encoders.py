@@ -18,13 +18,13 @@ from pagecore.models.parameters.counting.encoder_parts import encoder_add, encod
 from pagecore.models.parameters.counting.tally import Tally
 from pagecore.storage.checks import ceil_div
 
-__all__ = ["add_audio"]
+__all__ = ["AUDIO_PARTS", "add_audio"]
 
 # Adds a projector from the fields of the encoder, its features, and the features of the text model.
 Projector = Callable[[Tally, Fields, int, int], None]
 
 # Objects of a config that describe encoders of sound or further models.
-_PARTS = (
+AUDIO_PARTS = (
     "audio_config",
     "encoder_config",
     "acoustic_tokenizer_encoder_config",
@@ -98,6 +98,7 @@ _ENCODERS: Mapping[str, Encoder] = {
     "qwen2_audio_encoder": Encoder(_one_layer, aliases=_WHISPER),
     "qwen3_asr_encoder": _QWEN_3,
     "qwen3_omni_moe_audio_encoder": _QWEN_3,
+    "whisper": Encoder(_two_layers(), aliases=_WHISPER),  # of MiniCPM-o
     "voxtral_encoder": Encoder(_two_layers("intermediate_size", bias=False)),
 }
 # Encoders with other layers, which add their projector, too, from the fields of the whole model and of the encoder, and
@@ -123,7 +124,7 @@ def add_audio(tally: Tally, whole: Fields, text_hidden: int) -> None:
     UnsupportedOption
         An encoder of an unknown type.
     """
-    for name in _PARTS:
+    for name in AUDIO_PARTS:
         if whole.has_object(name):
             fields = whole.inner(name)
             kind = str(fields.given("model_type"))

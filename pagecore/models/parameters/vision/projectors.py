@@ -217,7 +217,7 @@ PROJECTORS: Mapping[str, Projector] = {
     "hunyuan_vl": _hunyuan,
     "hyperclovax_vision_v2": _hyperclova,
     "idefics3": _idefics,
-    "internvl": _internvl,
+    **dict.fromkeys(("h2ovl_chat", "interns1", "internvl", "internvl_chat", "skywork_chat"), _internvl),
     "janus": add_janus,
     "kimi_k25": _kimi,
     "kimi_vl": _kimi,

@@ -21,6 +21,12 @@ from pagecore.models.parameters.counting.tally import Kind, Split, Tally
 from pagecore.models.parameters.vision.chameleon import add_chameleon
 from pagecore.models.parameters.vision.gemma_3n import add_gemma_3n_vision, has_convolutions
 from pagecore.models.parameters.vision.projectors import PROJECTORS
+from pagecore.models.parameters.vision.remote_towers import (
+    IMPLIED_ENCODERS,
+    REMOTE_PROJECTORS,
+    REMOTE_SIZES,
+    REMOTE_TOWERS,
+)
 from pagecore.models.parameters.vision.resamplers import FIXED_TOKENS
 from pagecore.models.parameters.vision.special_towers import SPECIAL_TOWERS, TOWER_SIZES
 from pagecore.models.parameters.vision.tower_parts import Sizes, Tower, add_tower, image_side
@@ -78,7 +84,8 @@ class VisionTower:
         return self.tokens_per_image or ceil_div(ceil_div(image_size, self.patch), self.merge) ** 2
 
 
-_TOWERS: Mapping[str, Tower] = {**TOWERS, **SPECIAL_TOWERS}
+_TOWERS: Mapping[str, Tower] = {**TOWERS, **SPECIAL_TOWERS, **REMOTE_TOWERS}
+_PROJECTORS = {**PROJECTORS, **REMOTE_PROJECTORS}
 # Types of the tower by the type of the model, for a file whose vision_config does not name it.
 _BY_MODEL: Mapping[str, str] = {
     **dict.fromkeys(("glm46v", "glmga"), "glm4v"),
@@ -91,6 +98,7 @@ _BY_MODEL: Mapping[str, str] = {
     "lfm2_vl": "siglip2_vision_model",
     "blip": "blip_vision_model",
     "blip-2": "blip_2_vision_model",
+    "chatglm": "eva2clip",
     "ernie4_5_moe_vl": "DFNRope_vision_transformer",
     "deepseek_vl": "siglip_vision_model",
     "deepseek_vl_hybrid": "siglip_vision_model",
@@ -107,6 +115,8 @@ _BY_MODEL: Mapping[str, str] = {
     "smolvlm": "smolvlm_vision",
     "t5gemma2_encoder": "siglip_vision_model",
 }
+# Models whose files name a tower of other layers.
+_OTHER_TOWERS: Mapping[str, str] = dict.fromkeys(("minicpmv", "minicpmo"), "minicpmv")
 _DEFAULTS: Mapping[str, object] = {
     **dict.fromkeys(("deepstack_visual_indexes", "merge_kernel_size", "mm_tokens_per_image")),
     **dict.fromkeys(("spatial_merge_size", "temporal_patch_size", "max_num_tiles")),
@@ -117,6 +127,7 @@ _DEFAULTS: Mapping[str, object] = {
 }
 # Sizes that published files leave out.
 _SIZES: Mapping[str, Mapping[str, object]] = {
+    **REMOTE_SIZES,
     **TOWER_SIZES,
     "pixtral": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24},
     "qwen2_5_vl": {
@@ -161,8 +172,10 @@ def vision_tower(config: str | os.PathLike[str] | Mapping[str, Any]) -> VisionTo
 
 def with_encoders(whole: Fields) -> Fields:
     """Return the fields of the model that listens and sees: of a model that also speaks, those of its thinker."""
-    speaks = has_thinker(whole)
-    return whole.inner("thinker_config") if speaks else whole
+    implied = IMPLIED_ENCODERS.get(str(whole.given("model_type")))
+    if implied is not None:
+        return Fields(implied, whole.source)
+    return whole.inner("thinker_config") if has_thinker(whole) else whole
 
 
 def _sizes(whole: Fields, text_hidden: int) -> VisionTower:
@@ -173,7 +186,7 @@ def _sizes(whole: Fields, text_hidden: int) -> VisionTower:
     has_size = fields.given("image_size") is not None or "image_size" in fields.sizes
     return VisionTower(
         model_type=kind,
-        layers=fields.integer(tower.layers),
+        layers=fields.integer(tower.layers) - whole.switch("drop_vision_last_layer", False),
         hidden=hidden,
         width=width,
         patch=image_side(fields, "patch_size"),
@@ -221,11 +234,11 @@ def add_vision(tally: Tally, whole: Fields, text_hidden: int) -> None:
     found = _sizes(whole, text_hidden)
     _, fields, tower = _open(whole)
     add_tower(tally, fields, tower, Sizes(found.layers, found.hidden, found.width, found.patch, found.frames))
-    projector = PROJECTORS.get(str(whole.given("model_type")))
+    projector = _PROJECTORS.get(str(whole.given("model_type")))
     if projector is None:
         raise UnsupportedOption(
             f"{whole.source}: {whole.describe('model_type')}, whose projector is unknown; expected one of "
-            f"{', '.join(PROJECTORS)}: remove vision_config to plan the text model alone"
+            f"{', '.join(_PROJECTORS)}: remove vision_config to plan the text model alone"
         )
     projector(tally, whole, fields, found.hidden, found.merge, found.depths, text_hidden)
 
@@ -234,8 +247,8 @@ def _open(whole: Fields) -> tuple[str, Fields, Tower]:
     fields = whole.inner("vision_config")
     fields.defaults = _DEFAULTS
     model = str(whole.given("model_type"))
-    given = fields.given("model_type")
-    kind = str(given) if given is not None else _BY_MODEL.get(model, model)
+    given = fields.given("model_name" if fields.given("model_type") == "vision" else "model_type")
+    kind = _OTHER_TOWERS.get(model) or (_BY_MODEL.get(model, model) if given is None else str(given))
     kind = kind if kind in _TOWERS else kind.removesuffix("_vision").removesuffix("_text")
     if kind not in _TOWERS:
         raise UnsupportedOption(

@@ -114,10 +114,12 @@ _GLM_4 = Tower(
     is_gated=True,
     add_rest=_glm,
 )
+_INTERN = Tower(attention_biases=1, add_rest=_internvl)
 TOWERS: Mapping[str, Tower] = {
     "siglip_vision_model": Tower(add_rest=_siglip),
     "clip_vision_model": Tower(has_patch_bias=False, add_rest=_clip),
-    "internvl_vision": Tower(attention_biases=1, add_rest=_internvl),
+    "interns1_vision": _INTERN,
+    "internvl_vision": _INTERN,
     "idefics3_vision": _IDEFICS,
     "idefics3": _IDEFICS,
     "smolvlm_vision": _IDEFICS,

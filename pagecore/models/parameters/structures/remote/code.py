@@ -50,6 +50,7 @@ REMOTE_CODE: Mapping[str, Traits] = {
     "mimo": Traits(qkv_bias=True),
     "minicpm": Traits(is_tied=True),
     "nemotron-nas": biased_traits(mlp_bias="mlp_bias"),
+    "phi4mm": Traits(),
     "qwen": Traits(qkv_bias=True, settle=half_as_wide),
     "step3_text": Traits(
         query_rank="share_q_dim",

@@ -1,0 +1,39 @@
+"""Parts of a model that no count describes, and that a count must not leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pagecore.errors import UnsupportedOption
+from pagecore.models.config_files.fields import Fields
+from pagecore.models.multimodal.known_types import DECODER_TYPES
+from pagecore.models.multimodal.text_fields import NESTED
+from pagecore.models.parameters.audio.encoders import AUDIO_PARTS
+
+__all__ = ["refuse_unknown_parts"]
+
+# Objects that describe no module, or one that other functions count or refuse.
+_COUNTED = frozenset({*NESTED, *AUDIO_PARTS, "vision_config"})
+_NO_MODULES = ("quantization", "compression", "generation")
+# Fields of published files that name an encoder instead of describing it.
+_NAMES = ("audio_model_id", "mm_vision_tower", "timm_model_ids", "vision_encoder", "visual")
+
+
+def refuse_unknown_parts(whole: Fields, text: Fields) -> None:
+    """Raise UnsupportedOption if a model has a part that is neither its text model nor counted elsewhere."""
+    for name in _NAMES:
+        if whole.given(name) and not whole.has_object("vision_config"):
+            _refuse(whole, name, whole.describe(name))
+    if text is whole or whole.given("model_type") in DECODER_TYPES:
+        return
+    for name in whole:
+        is_part = name.endswith(("_config", "_cfg")) and name not in _COUNTED and not name.startswith(_NO_MODULES)
+        if is_part and isinstance(whole.given(name), Mapping) and whole.given(name):
+            _refuse(whole, name, f"{whole.describe('model_type')}, which is unknown, and has a {name}")
+
+
+def _refuse(whole: Fields, name: str, found: str) -> None:
+    raise UnsupportedOption(
+        f"{whole.source}: {found}, whose parameters cannot be counted: remove {name} to plan the other parts alone, or "
+        "pass weights= in bytes"
+    )

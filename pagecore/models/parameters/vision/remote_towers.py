@@ -1,0 +1,133 @@
+"""Vision towers, and their projectors, of models whose code is published with their weights.
+
+Source: the modeling files of OpenGVLab/InternVL3-8B, openbmb/MiniCPM-V-2_6, deepseek-ai/DeepSeek-OCR,
+deepseek-ai/deepseek-vl2, zai-org/glm-4v-9b, microsoft/Phi-3.5-vision-instruct and Phi-4-multimodal-instruct, and the
+models of vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pagecore.models.config_files.fields import Fields
+from pagecore.models.parameters.counting.encoder_parts import encoder_add, encoder_linear
+from pagecore.models.parameters.counting.tally import Tally
+from pagecore.models.parameters.vision.special_towers import SPECIAL_TOWERS, TOWER_SIZES
+from pagecore.models.parameters.vision.tower_parts import Projector, Sizes, Tower, add_tower
+from pagecore.models.parameters.vision.vit_towers import TOWERS
+
+__all__ = ["IMPLIED_ENCODERS", "REMOTE_PROJECTORS", "REMOTE_SIZES", "REMOTE_TOWERS"]
+
+
+def _positions_of_glm(tally: Tally, fields: Fields, sizes: Sizes) -> None:
+    """Add a class token, and a position for it and for each patch."""
+    encoder_add(tally, (1 + fields.integer("num_positions")) * sizes.hidden)
+
+
+def _project_glm(
+    tally: Tally, whole: Fields, _fields: Fields, hidden: int, merge: int, _depths: int, text: int
+) -> None:
+    """Add a convolution that merges patches, a gated MLP, and the tokens around an image."""
+    width = whole.integer("ffn_hidden_size")
+    encoder_linear(tally, hidden * merge**2, text, bias=True)
+    encoder_linear(tally, text, text)
+    encoder_linear(tally, text, width, copies=2)
+    encoder_linear(tally, width, text)
+    encoder_add(tally, 4 * text)
+
+
+def _resample(tally: Tally, whole: Fields, _fields: Fields, hidden: int, _merge: int, _depths: int, text: int) -> None:
+    """Add the attention of MiniCPM-V, whose queries become the tokens of an image."""
+    encoder_add(tally, (whole.integer("query_num") + 6) * text)
+    if hidden != text:
+        encoder_linear(tally, hidden, text)
+    encoder_linear(tally, text, text, bias=True, copies=4)
+    encoder_linear(tally, text, text)
+
+
+def _clip_after_sam(tally: Tally, fields: Fields, sizes: Sizes) -> None:
+    """Add the rest of the tower of high resolution, and the CLIP tower that reads what it returns."""
+    SPECIAL_TOWERS["deepseek_ocr2"].add_rest(tally, fields, sizes)
+    clip = Fields({"image_size": 224}, fields.source)
+    add_tower(tally, clip, TOWERS["clip_vision_model"], Sizes(24, 1024, 4096, patch=14, frames=1))
+    encoder_add(tally, -2 * 1024)  # no norm follows the layers
+
+
+def _project_deepseek(
+    tally: Tally, whole: Fields, _fields: Fields, _hidden: int, _merge: int, _depths: int, _text: int
+) -> None:
+    """Add one layer or an MLP, and the marks at the end of lines and between views."""
+    part = whole.inner("projector_config")
+    part.defaults = {"projector_type": "downsample_mlp_gelu", "depth": 2, "mlp_ratio": 2, "downsample_ratio": 2}
+    inputs, outputs = part.integer("input_dim"), part.integer("n_embed")
+    encoder_add(tally, 2 * outputs)
+    if part.value("projector_type") == "linear":
+        encoder_linear(tally, inputs, outputs, bias=True)
+        return
+    if part.value("projector_type") != "downsample_mlp_gelu":
+        part.refuse(f"{part.describe('projector_type')}; expected linear or downsample_mlp_gelu")
+    width = outputs * part.integer("mlp_ratio")
+    encoder_linear(tally, inputs * part.integer("downsample_ratio") ** 2, width, bias=True)
+    encoder_linear(tally, width, width, bias=True, copies=part.integer("depth", min=2) - 2)
+    encoder_linear(tally, width, outputs, bias=True)
+
+
+def _project_phi_3(
+    tally: Tally, _whole: Fields, _fields: Fields, hidden: int, _merge: int, _depths: int, text: int
+) -> None:
+    """Add an MLP that reads four patches, and the marks at the end of lines and between views."""
+    encoder_linear(tally, 4 * hidden, text, bias=True)
+    encoder_linear(tally, text, text, bias=True)
+    encoder_add(tally, 8 * hidden)
+
+
+_INTERN = replace(TOWERS["internvl_vision"], aliases={"attention_bias": "qkv_bias", "use_qk_norm": "qk_normalization"})
+# Encoders of models whose files do not describe them, as in the config of a model that has the same ones. The audio
+# encoder of Phi-4 has the default sizes.
+IMPLIED_ENCODERS: Mapping[str, Mapping[str, object]] = {
+    "phi3_v": {
+        "model_type": "phi3_v",
+        "vision_config": {
+            "model_type": "clip_vision_model",
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "num_hidden_layers": 24,
+            "image_size": 336,
+            "patch_size": 14,
+        },
+    },
+    "phi4mm": {
+        "model_type": "phi4_multimodal",
+        "audio_config": {"model_type": "phi4_multimodal_audio"},
+        "vision_config": {
+            "model_type": "phi4_multimodal_vision",
+            "hidden_size": 1152,
+            "intermediate_size": 4304,
+            "num_hidden_layers": 27,
+            "image_size": 448,
+            "patch_size": 14,
+        },
+    },
+}
+# Sizes that published files leave out.
+REMOTE_SIZES: Mapping[str, Mapping[str, object]] = {
+    "deeplip_b_l": {**TOWER_SIZES["got_ocr2"], "downsample_channels": [512, 1024]},
+    "siglip_so400m_patch14_384": {"image_size": 384},
+}
+REMOTE_TOWERS: Mapping[str, Tower] = {
+    "deeplip_b_l": replace(SPECIAL_TOWERS["got_ocr2"], add_rest=_clip_after_sam),
+    "eva2clip": Tower(add_rest=_positions_of_glm, merge=2),
+    "intern_vit_6b": _INTERN,
+    "minicpmv": TOWERS["idefics3_vision"],
+    "siglip_so400m_patch14_384": replace(
+        TOWERS["siglip_vision_model"], layers="layers", hidden="width", width="", merge=2
+    ),
+}
+REMOTE_PROJECTORS: Mapping[str, Projector] = {
+    "chatglm": _project_glm,
+    "deepseek_vl_v2": _project_deepseek,
+    "minicpmo": _resample,
+    "minicpmv": _resample,
+    "phi3_v": _project_phi_3,
+}
