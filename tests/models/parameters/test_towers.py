@@ -10,7 +10,7 @@ from pagecore.models.multimodal.text_fields import ANY_TEXT_MODEL, TEXT_MODELS
 from pagecore.models.parameters import Kind, count_parameters, vision_tower
 from pagecore.serving.planner import DeviceOptions, plan_model
 from tests.capabilities import require
-from tests.models.parameters.test_sweep import QWEN, SIGLIP, TOWER, built, general
+from tests.models.parameters.test_sweep import CLIP, QWEN, SIGLIP, TOWER, built, general
 
 TEXT_OF = {
     **ANY_TEXT_MODEL,
@@ -52,6 +52,8 @@ ADAPTER = {
 }
 IMAGE = {"image_size": 56, "patch_size": 14}
 MINICPM = TOWER | IMAGE | {"insert_layer_id": 1}
+GRANITE = {"downsample_rate": "2/4", "deepstack_layer_map": [[-1, 0], [-2, 1]]}
+GRANITE["qformer_config"] = {"model_type": "blip_2_qformer", "num_hidden_layers": 2, "intermediate_size": 40}
 CASES = [
     ("aria", TOWER | IMAGE, {"projector_patch_to_query_dict": {"16": 5, "4": 9}}),
     ("blip-2", TOWER | IMAGE, {"qformer_config": Q_FORMER, "num_query_tokens": 7}),
@@ -94,6 +96,10 @@ CASES = [
     ("deepseek_vl", TOWER | SIGLIP, {}),
     ("qianfan_ocr", TOWER | {"image_size": [56, 56], "patch_size": [14, 14]}, {}),
     ("hyperclovax_vision_v2", QWEN | {"model_type": "qwen2_5_vl_vision", "out_hidden_size": 40}, {}),
+    ("cohere_compass", QWEN | {"deepstack_visual_indexes": [0, 2], "num_position_embeddings": 16}, {}),
+    ("cosmos3_omni", QWEN | {"deepstack_visual_indexes": [1], "num_position_embeddings": 16}, {}),
+    ("granite4_vision", TOWER | CLIP | {"hidden_size": 128}, GRANITE),
+    ("granite4_vision", TOWER | SIGLIP | {"hidden_size": 64}, GRANITE | {"deepstack_layer_map": []}),
     ("step3p7", TOWER | IMAGE, {}),
     ("step3p7", TOWER | IMAGE, {"projector_bias": True}),
     (
@@ -133,6 +139,8 @@ def made(model_type, tower, whole):
     text |= {"opt": {"ffn_dim": 80, "word_embed_proj_dim": 64}, "hunyuan_vl_text": {"head_dim": 16}}.get(
         text["model_type"], {}
     )
+    if model_type == "cohere_compass":
+        text["rope_parameters"] = {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}
     if model_type == "glm5_next":
         text["num_key_value_heads"] = text["num_attention_heads"]
     if model_type == "hyperclovax_vision_v2":

@@ -6,6 +6,7 @@ Source: the configuration and modeling files of transformers 5.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.parameters.counting.encoder_parts import encoder_add, encoder_linear
@@ -23,6 +24,7 @@ Q_FORMER: Mapping[str, object] = {
     "vocab_size": 30522,
     "max_position_embeddings": 512,
 }
+_GRANITE: Mapping[str, object] = {**Q_FORMER, "num_hidden_layers": 1, "cross_attention_frequency": 1}
 _PERCEIVER: Mapping[str, object] = {
     "resampler_n_latents": 64,
     "resampler_depth": 3,
@@ -153,9 +155,25 @@ def _molmo(tally: Tally, whole: Fields, _fields: Fields, hidden: int, _merge: in
     encoder_linear(tally, width, outputs)
 
 
+def _granite(tally: Tally, whole: Fields, _fields: Fields, hidden: int, _merge: int, _depths: int, text: int) -> None:
+    """Add a Q-Former that reads windows of patches for each layer of a deep stack, and four for parts of the image."""
+    rate: Any = whole.given("downsample_rate")
+    sides = [int(side) for side in str(rate).split("/") if side.isdecimal() and len(side) < 5]
+    if len(sides) != 2:
+        whole.refuse(f'{whole.describe("downsample_rate")}; it must be the sides of two windows, such as "4/8"')
+    stacked = whole.given("deepstack_layer_map")
+    former = _part(whole, "qformer_config", _GRANITE)
+    former.sizes = {"hidden_size": hidden}
+    for _ in range(4 + (len(stacked) if isinstance(stacked, list | tuple) else 0)):
+        add_q_former(tally, former, hidden, sides[0] ** 2, text)
+        encoder_add(tally, (2 + sides[1] ** 2) * hidden)
+    encoder_add(tally, text)
+
+
 RESAMPLERS: Mapping[str, Projector] = {
     "aria": _aria,
     "blip-2": _q_former(reads_text=False),
+    "granite4_vision": _granite,
     "idefics2": _idefics,
     "instructblip": _q_former(reads_text=True),
     "instructblipvideo": _q_former(reads_text=True),

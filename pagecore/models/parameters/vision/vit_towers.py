@@ -135,6 +135,7 @@ TOWERS: Mapping[str, Tower] = {
     "qwen2_vl": Tower("depth", "embed_dim", "", has_patch_bias=False, add_rest=_qwen),
     "qwen2_5_omni_vision_encoder": _QWEN_2_5,
     "qwen2_5_vl": _QWEN_2_5,
+    "cohere_compass": _QWEN_3,
     "qwen3_omni_moe_vision_encoder": _QWEN_3,
     "qwen3_vl": _QWEN_3,
     "qwen3_vl_moe": _QWEN_3,
