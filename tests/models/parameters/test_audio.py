@@ -68,6 +68,34 @@ def test_counts_of_a_model_that_also_speaks_are_those_of_its_thinker(model_type)
     assert vision_tower(whole).layers == SEEING["depth"]
 
 
+LEVELS = {"num_filters": 4, "downsampling_ratios": [2, 3], "depths": [1, 3, 2], "kernel_size": 5, "ffn_expansion": 3}
+LEVELS |= {"channels": 2, "hidden_size": 12}
+HEAD = {"num_hidden_layers": 3, "intermediate_size": 40, "frequency_embedding_size": 16, "mlp_bias": True}
+ENCODER = LEVELS | {"model_type": "vibevoice_acoustic_tokenizer_encoder", "hidden_size": 10}
+VIBEVOICE = {
+    "vibevoice": {
+        "audio_config": LEVELS | {"model_type": "vibevoice_acoustic_tokenizer"},
+        "semantic_model_config": ENCODER,
+        "diffusion_head_config": HEAD,
+    },
+    "vibevoice_asr": {"acoustic_tokenizer_encoder_config": LEVELS, "semantic_tokenizer_encoder_config": ENCODER},
+}
+
+
+@pytest.mark.parametrize("model_type", VIBEVOICE)
+def test_small_models_of_vibevoice(model_type):
+    transformers, torch = require("transformers"), require("torch")
+    config = transformers.AutoConfig.for_model(model_type, text_config=TEXT, **VIBEVOICE[model_type])
+    name = {"vibevoice": "VibeVoice", "vibevoice_asr": "VibeVoiceAsr"}[model_type]
+    with torch.device("meta"):
+        model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
+    written = config.to_dict()
+    assert count_parameters(written).total == parameters(model)
+    part = next(iter(VIBEVOICE[model_type]))
+    with pytest.raises(ConfigError, match=f"{part}.depths is .*; it must have one number more than downsampling"):
+        count_parameters(written | {part: written[part] | {"depths": [1]}})
+
+
 def test_encoders_of_an_unknown_type_are_refused():
     text = TEXT | {"model_type": "llama"}
     config = {"model_type": "voxtral", "text_config": text, "audio_config": {"model_type": "conformer"}}

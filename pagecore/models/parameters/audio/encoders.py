@@ -14,6 +14,7 @@ from pagecore.models.parameters.audio.formula_encoders import FORMULA_ENCODERS
 from pagecore.models.parameters.audio.gemma_4 import add_gemma_3n_audio, add_gemma_4_audio
 from pagecore.models.parameters.audio.muse_spark import add_audio_levels
 from pagecore.models.parameters.audio.phi_4 import add_phi_4_audio
+from pagecore.models.parameters.audio.vibevoice import add_vibevoice, add_vibevoice_encoder
 from pagecore.models.parameters.counting.encoder_parts import encoder_add, encoder_linear
 from pagecore.models.parameters.counting.tally import Tally
 from pagecore.storage.checks import ceil_div
@@ -109,6 +110,8 @@ _OTHERS: Mapping[str, Callable[[Tally, Fields, Fields, int], None]] = {
     "gemma4_audio": add_gemma_4_audio,
     "muse_spark_audio": add_audio_levels,
     "phi4_multimodal_audio": add_phi_4_audio,
+    "vibevoice_acoustic_tokenizer": add_vibevoice,
+    "vibevoice_acoustic_tokenizer_encoder": add_vibevoice_encoder,
 }
 # Sizes that published files leave out.
 _SIZES: Mapping[str, object] = {"num_mel_bins": 128, "max_source_positions": 1500, "downsample_hidden_size": 480}
