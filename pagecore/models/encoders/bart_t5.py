@@ -68,10 +68,10 @@ _T5 = {"hidden_size": "d_model", "num_hidden_layers": "num_decoder_layers", "num
 OF_THE_ENCODER = ("num_hidden_layers", "num_attention_heads")
 
 
-def _t5() -> EncoderDecoder:
-    """Return a family with the decoder of T5."""
+def _t5(num_layers: int = 6, mlp: str = "relu") -> EncoderDecoder:
+    """Return a family with the decoder of T5, and the defaults of its number of layers and of its MLP."""
     return EncoderDecoder(
-        {"n_positions": None, "d_kv": 64, "num_layers": 6},
+        {"n_positions": None, "d_kv": 64, "num_layers": num_layers, "feed_forward_proj": mlp},
         _T5,
         "n_positions",
         "n_positions",
@@ -104,7 +104,11 @@ ENCODER_DECODERS: Mapping[str, EncoderDecoder] = {
     "pegasus_x": _bart(16384),
     "led": _two_lengths("max_encoder_position_embeddings", "max_decoder_position_embeddings", (16384, 1024)),
     "speech_to_text": _two_lengths("max_source_positions", "max_target_positions", (6000, 1024)),
-    **{name: _t5() for name in ("longt5", "mt5", "pop2piano", "switch_transformers", "t5", "udop", "umt5")},
+    **{name: _t5() for name in ("longt5", "t5")},
+    **{name: _t5(8, "gated-gelu") for name in ("mt5", "umt5")},
+    "pop2piano": _t5(mlp="gated-gelu"),
+    "switch_transformers": _t5(12),
+    "udop": _t5(24),
     "whisper": _two_lengths("max_source_positions", "max_target_positions", (1500, 448)),
 }
 

@@ -110,7 +110,7 @@ def _check_groups(fields: Fields, given: Heads, layers: Sequence[int], heads: Se
 def _head_dim(fields: Fields, heads: int, family: Family) -> int:
     width = family.attention_width
     hidden = width * fields.integer("hidden_size")
-    default = fields.defaults.get("head_dim")
+    default = fields.sizes.get("head_dim", fields.defaults.get("head_dim"))
     # If the family's default is a number, null has no defined meaning, and integer() raises for it.
     if "head_dim" in fields.defaults and (default is not None or fields.given("head_dim") is not None):
         return fields.integer("head_dim")

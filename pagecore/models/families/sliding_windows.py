@@ -220,5 +220,5 @@ SLIDING_WINDOWS: Mapping[str, Family] = {
     "smollm3": Family(_SMOL_LM, _layers_without_rope),
     "starcoder2": Family({**GROUPED, "num_key_value_heads": 2, "sliding_window": None}, every_layer),
     "vaultgemma": Family(GEMMA_2, every_other_layer, scale=root_of_scalar),
-    "voxtral_realtime_text": Family({**GROUPED, "num_key_value_heads": 8, "sliding_window": 8192}, every_layer),
+    "voxtral_realtime_text": Family({**GROUPED, "num_key_value_heads": 8, "sliding_window": 4096}, every_layer),
 }

@@ -44,6 +44,29 @@ _SIZES: Mapping[str, tuple[int, ...]] = {
 }
 
 
-def sizes_of(model_type: str) -> Mapping[str, int]:
-    """Return the default sizes of a family by the names of their fields; empty for a family without any."""
-    return dict(zip(_NAMES, _SIZES.get(model_type, ()), strict=False))
+# Sizes that are not those of the family, by the type of the whole model.
+_OF_WHOLE: Mapping[str, Mapping[str, int]] = {
+    "glmasr": {
+        "hidden_size": 2048,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "intermediate_size": 6144,
+        "vocab_size": 59264,
+    },
+    "voxtral": {
+        "hidden_size": 3072,
+        "num_hidden_layers": 30,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 8192,
+        "vocab_size": 131072,
+    },
+    "voxtral_realtime": {"head_dim": 128, "sliding_window": 8192},
+}
+
+
+def sizes_of(model_type: str, whole: object) -> Mapping[str, int]:
+    """Return the default sizes of a family inside a model of type `whole` by the names of their fields."""
+    own = dict(zip(_NAMES, _SIZES.get(model_type, ()), strict=False))
+    return own | _OF_WHOLE.get(str(whole), {})

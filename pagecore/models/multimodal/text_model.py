@@ -32,7 +32,7 @@ def text_model(whole: Fields) -> tuple[str, Fields]:
     if model_type in WITHOUT_LATENTS and _has_no_latents(fields):
         model_type = WITHOUT_LATENTS[model_type]
     if fields is not whole:
-        fields.sizes = sizes_of(model_type)
+        fields.sizes = sizes_of(model_type, whole.given("model_type"))
     return model_type, fields
 
 

@@ -17,8 +17,8 @@ from tests.models.published import PUBLISHED
 
 # Models of remote code or of engines, whose parameters are not known.
 UNCOUNTED = {"alice_ai", "deepseek_v41_text", "domyn_edge", "dory", "gigachat3_5", "git", "idefics", "iquest_q1"}
-UNCOUNTED |= {"interns2_mobius_text", "k2_horizon", "kimi_audio", "minicpm_sala", "moondream3_text", "param2moe"}
-UNCOUNTED |= {"nemotron_h_puzzle", "solar_open2", "step5", "xllm"}
+UNCOUNTED |= {"interns2_mobius_text", "k2_horizon", "kimi_audio", "minicpm_sala", "moondream3_text"}
+UNCOUNTED |= {"nemotron_h_puzzle", "step5", "xllm"}
 SPEAKING = {"coarse_acoustics", "csm", "csm_depth_decoder_model", "higgs_audio_v2", "kyutai_speech_to_text", "moshi"}
 SPEAKING |= {"semantic", "step3p5"}
 FOLDER = Path(__file__).parents[1]

@@ -162,6 +162,16 @@ CASES = {
         | {"num_key_value_heads": 4, "intermediate_size": 37888, "vocab_size": 152064, "qkv_bias": True},
         8_021_025_280,
     ),
+    "solar-open-2": (  # 250B
+        {"model_type": "solar_open2", "hidden_size": 4096, "num_attention_heads": 64, "num_hidden_layers": 48}
+        | {"gqa_layers": list(range(0, 48, 4)), "n_routed_experts": 320, "n_shared_experts": 1, "vocab_size": 196608}
+        | {"moe_intermediate_size": 1280, "intermediate_size": 10240},
+        12 * (attention(4096, 64, 8, 128) + 4096 * 8192)
+        + 36 * (4 * 4096 * 8192 + 2 * 128 * (4096 + 8192) + 4096 * 64 + 4 * 3 * 8192 + 8192 + 64 + 128)
+        + 48 * (321 * mlp(4096, 1280) + 320 * 4096 + 2 * 4096)
+        + 2 * 196608 * 4096
+        + 4096,
+    ),
     "deepseek-v4-flash": (DEEPSEEK_V4, 284_332_230_231),  # 284B
     "mimo-v2.5-pro": (  # 1.02T
         {"model_type": "mimo_v2", "hidden_size": 6144, "num_attention_heads": 128, "num_hidden_layers": 70}
@@ -229,6 +239,7 @@ def test_tables_of_ngrams_are_counted():
         ("qwen3_asr_text", "qwen3"),
         ("teleflm", "llama"),
         ("llada2_moe", "qwen3"),
+        ("param2moe", "qwen3"),
     ],
 )
 def test_models_with_the_layers_of_others(model_type, kin):
@@ -236,6 +247,26 @@ def test_models_with_the_layers_of_others(model_type, kin):
     config |= {"head_dim": 16, "intermediate_size": 96, "vocab_size": 100, "num_experts": 0, "use_qk_norm": True}
     expected = count_parameters(config | {"model_type": kin}).total
     assert count_parameters(config | {"model_type": model_type}).total == expected
+
+
+def test_gates_of_solar_may_have_biases_and_the_width_of_the_heads():
+    solar, total = CASES["solar-open-2"]
+    ungated = count_parameters(solar | {"use_gqa_gate": False}).total
+    assert total - ungated == 12 * 4096 * 8192
+    assert count_parameters(solar | {"use_gqa_gate_bias": True}).total - total == 12 * 8192
+    wide = count_parameters(solar | {"kda_use_full_proj": True}).total
+    assert wide - total == 36 * (2 * 4096 * 8192 - 2 * 128 * (4096 + 8192))
+
+
+def test_shared_experts_of_param_may_have_a_width_together():
+    config = {"model_type": "param2moe", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3}
+    config |= {"moe_intermediate_size": 24, "num_experts": 4, "num_shared_experts": 2, "intermediate_size": 96}
+    config |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 100}
+    layers = 3 * (attention(64, 4, 2, 16) + 2 * 64) + mlp(64, 96) + 2 * (4 * mlp(64, 24) + 4 * 64)
+    ends = 2 * 100 * 64 + 64
+    assert count_parameters(config).total == layers + 2 * mlp(64, 48) + ends
+    together = config | {"moe_shared_expert_intermediate_size": 40}
+    assert count_parameters(together).total == layers + 2 * mlp(64, 40) + ends
 
 
 def test_the_draft_of_deepseek_v4_has_a_window_and_joins_its_streams():

@@ -73,6 +73,11 @@ def _state_of_ling(tally: Tally, fields: Fields, spec: StateSpec) -> None:
     tally.linear(width, hidden, name="o_proj")
 
 
+def _state_of_solar(tally: Tally, fields: Fields, spec: StateSpec) -> None:
+    """Add Kimi delta attention, whose gates may have the rank of the heads' width."""
+    (_state_of_ling if fields.flag("kda_use_full_proj") else _kimi_delta_rule)(tally, fields, spec)
+
+
 def _lightning(tally: Tally, fields: Fields, spec: StateSpec) -> None:
     hidden, (heads, dim, _) = fields.integer("hidden_size"), spec.planes[0].shape
     width = heads * dim
@@ -142,6 +147,7 @@ STATE_LAYERS: Mapping[str, Adder] = {
     "jet_nemotron": add_delta_rule_of_jet,
     "kimi_linear": _kimi_delta_rule,
     "glm5_next_text": _kimi_delta_rule,
+    "solar_open2": _state_of_solar,
     **dict.fromkeys(("inkling_model", "inkling_text", "inkling2_text", "zaya"), _nothing),
     "nemotron_h": _mamba_2("use_conv_bias", "use_bias"),
     "granitemoehybrid": _NAMED,

@@ -14,8 +14,8 @@ from pagecore.models.parameters.structures.common_traits import BIASED, LLAMA, O
 
 __all__ = ["FULL_ATTENTION"]
 
-_GLM = Traits(qkv_bias="attention_bias")
-_GLM_4 = Traits(qkv_bias="attention_bias", norms=4)
+_GLM = Traits(qkv_bias="attention_bias", defaults=BIASED)
+_GLM_4 = Traits(qkv_bias="attention_bias", norms=4, defaults=BIASED)
 _ERNIE = Traits(qkv_bias="use_bias", output_bias="use_bias", mlp_bias="use_bias", is_tied=True)
 _GRANITE_MOE = biased_traits(experts=Experts("num_local_experts", "intermediate_size"))
 

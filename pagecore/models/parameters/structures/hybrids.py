@@ -22,7 +22,7 @@ from pagecore.models.parameters.structures.common_traits import (
     add_hyper_connections,
     half_as_wide,
 )
-from pagecore.storage import LatentSpec, RowSpec
+from pagecore.storage import AttentionSpec, LatentSpec, RowSpec
 
 __all__ = ["HYBRIDS"]
 
@@ -95,6 +95,17 @@ def _ling(fields: Fields) -> Settled:
     return {"head_gate": not is_lightning(fields)}
 
 
+def _solar(fields: Fields) -> Settled:
+    """Layers that attend may have a gate for each feature, with biases of its own."""
+    return {"output_gate": "gate_kind" if fields.flag("use_gqa_gate") else ""}
+
+
+def _solar_layer(tally: Tally, fields: Fields, specs: Sequence[Any], _layer: int) -> None:
+    for spec in specs:
+        if isinstance(spec, AttentionSpec) and fields.flag("use_gqa_gate") and fields.flag("use_gqa_gate_bias"):
+            tally.add((spec.num_query_heads or spec.num_kv_heads) * spec.head_dim)
+
+
 HYBRIDS: Mapping[str, Traits] = {
     "qwen3_next": _QWEN_NEXT_MOE,
     "qwen3_5_text": _QWEN_NEXT,
@@ -108,6 +119,22 @@ HYBRIDS: Mapping[str, Traits] = {
     ),
     "jet_nemotron": Traits(qkv_bias=True),
     "kimi_linear": Traits(can_tie=False, experts=Experts(shared="num_shared_experts", rule="after")),
+    "solar_open2": Traits(
+        qkv_bias="attention_bias",
+        qk_norm="head",
+        qk_norm_field="use_qk_norm",
+        experts=SHARED_EXPERTS,
+        settle=_solar,
+        add_to_layer=_solar_layer,
+        defaults={
+            "gate_kind": "features",
+            "use_gqa_gate": True,
+            "use_gqa_gate_bias": False,
+            "kda_use_full_proj": False,
+            "first_k_dense_replace": 0,
+            "n_shared_experts": 1,
+        },
+    ),
     "nemotron_h": Traits(
         mlp_bias="mlp_bias",
         norms=1,

@@ -103,8 +103,8 @@ LATENT_ATTENTION: Mapping[str, Traits] = {
         experts=SHARED_EXPERTS, add_to_layer=_hy_layer, settle=_hy, defaults={"first_k_dense_replace": 1, "hc_mult": 4}
     ),
     "kimi_k2": _DEEPSEEK,
-    "longcat_flash": biased_traits(aliases={"intermediate_size": "ffn_hidden_size"}),
-    "minicpm3": biased_traits(mlp_bias="mlp_bias"),
+    "longcat_flash": biased_traits(aliases={"intermediate_size": "ffn_hidden_size"}, defaults={"zero_expert_num": 256}),
+    "minicpm3": biased_traits(mlp_bias="mlp_bias", is_tied=True),
     "mistral4": _DEEPSEEK,
     "mistral_large4_text": biased_traits(
         experts=SHARED_EXPERTS, add_to_layer=_mistral_layer, defaults={"first_k_dense_replace": 1, "q_lora_rank": None}

@@ -24,12 +24,12 @@ from pagecore.models.parameters.vision.projectors import PROJECTORS
 from pagecore.models.parameters.vision.remote_towers import (
     IMPLIED_ENCODERS,
     REMOTE_PROJECTORS,
-    REMOTE_SIZES,
     REMOTE_TOWERS,
 )
 from pagecore.models.parameters.vision.resamplers import FIXED_TOKENS
-from pagecore.models.parameters.vision.special_towers import SPECIAL_TOWERS, TOWER_SIZES
+from pagecore.models.parameters.vision.special_towers import SPECIAL_TOWERS
 from pagecore.models.parameters.vision.tower_parts import Sizes, Tower, add_tower, image_side
+from pagecore.models.parameters.vision.tower_sizes import BY_MODEL, DEFAULTS, MERGING, OTHER_TOWERS, SIZES
 from pagecore.models.parameters.vision.vit_towers import TOWERS
 from pagecore.storage.checks import ceil_div
 
@@ -86,58 +86,6 @@ class VisionTower:
 
 _TOWERS: Mapping[str, Tower] = {**TOWERS, **SPECIAL_TOWERS, **REMOTE_TOWERS}
 _PROJECTORS = {**PROJECTORS, **REMOTE_PROJECTORS}
-# Types of the tower by the type of the model, for a file whose vision_config does not name it.
-_BY_MODEL: Mapping[str, str] = {
-    **dict.fromkeys(("glm46v", "glmga"), "glm4v"),
-    **dict.fromkeys(("lighton_ocr", "mistral3"), "pixtral"),
-    **dict.fromkeys(("aria", "idefics3"), "idefics3_vision"),
-    **dict.fromkeys(("llava", "llava_next", "llava_next_video", "video_llava", "vipllava"), "clip_vision_model"),
-    **dict.fromkeys(
-        ("aya_vision", "cohere2_vision", "gemma3", "llava_onevision", "shieldgemma2"), "siglip_vision_model"
-    ),
-    "lfm2_vl": "siglip2_vision_model",
-    "blip": "blip_vision_model",
-    "blip-2": "blip_2_vision_model",
-    "chatglm": "eva2clip",
-    "ernie4_5_moe_vl": "DFNRope_vision_transformer",
-    "deepseek_vl": "siglip_vision_model",
-    "deepseek_vl_hybrid": "siglip_vision_model",
-    "hyperclovax_vision_v2": "qwen2_5_vl",
-    "instructblip": "instructblip_vision_model",
-    "instructblipvideo": "instructblipvideo_vision_model",
-    "janus": "janus_vision_model",
-    "step3p7": "step3p5",
-    "internvl": "internvl_vision",
-    "llama4": "llama4_vision_model",
-    "qwen2_5_omni_thinker": "qwen2_5_omni_vision_encoder",
-    "qwen3_omni_moe_thinker": "qwen3_omni_moe_vision_encoder",
-    "mllama": "mllama_vision_model",
-    "smolvlm": "smolvlm_vision",
-    "t5gemma2_encoder": "siglip_vision_model",
-}
-# Models whose files name a tower of other layers.
-_OTHER_TOWERS: Mapping[str, str] = dict.fromkeys(("minicpmv", "minicpmo"), "minicpmv")
-_DEFAULTS: Mapping[str, object] = {
-    **dict.fromkeys(("deepstack_visual_indexes", "merge_kernel_size", "mm_tokens_per_image")),
-    **dict.fromkeys(("spatial_merge_size", "temporal_patch_size", "max_num_tiles")),
-    **dict.fromkeys(("attention_bias", "use_mask_token", "use_qk_norm", "qkv_bias", "mlp_bias"), False),
-    **dict.fromkeys(("use_absolute_position_embeddings", "use_mean_pooling", "vision_use_head"), True),
-    "norm_type": "layer_norm",
-    "mlp_ratio": 4,
-}
-# Sizes that published files leave out.
-_SIZES: Mapping[str, Mapping[str, object]] = {
-    **REMOTE_SIZES,
-    **TOWER_SIZES,
-    "pixtral": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24},
-    "qwen2_5_vl": {
-        "depth": 32,
-        "intermediate_size": 3420,
-        "patch_size": 14,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
-    },
-}
 # Fields of the whole model with the patches along each side of a token.
 _MERGES = ("spatial_merge_size", "downsample_factor", "scale_factor")
 _RATIOS = ("pixel_shuffle_ratio", "downsample_ratio")
@@ -182,7 +130,7 @@ def _sizes(whole: Fields, text_hidden: int) -> VisionTower:
     kind, fields, tower = _open(whole)
     hidden = fields.integer(tower.hidden)
     width = fields.integer(tower.width) if tower.width else fields.scaled(hidden, "mlp_ratio")
-    stacked = fields.given("deepstack_visual_indexes")
+    stacked = fields.value("deepstack_visual_indexes")
     has_size = fields.given("image_size") is not None or "image_size" in fields.sizes
     return VisionTower(
         model_type=kind,
@@ -245,10 +193,10 @@ def add_vision(tally: Tally, whole: Fields, text_hidden: int) -> None:
 
 def _open(whole: Fields) -> tuple[str, Fields, Tower]:
     fields = whole.inner("vision_config")
-    fields.defaults = _DEFAULTS
+    fields.defaults = DEFAULTS
     model = str(whole.given("model_type"))
     given = fields.given("model_name" if fields.given("model_type") == "vision" else "model_type")
-    kind = _OTHER_TOWERS.get(model) or (_BY_MODEL.get(model, model) if given is None else str(given))
+    kind = OTHER_TOWERS.get(model) or (BY_MODEL.get(model, model) if given is None else str(given))
     kind = kind if kind in _TOWERS else kind.removesuffix("_vision").removesuffix("_text")
     if kind not in _TOWERS:
         raise UnsupportedOption(
@@ -258,8 +206,8 @@ def _open(whole: Fields) -> tuple[str, Fields, Tower]:
     if kind == "deepseek_ocr2":
         # The tower is the first of two parts.
         fields = fields.inner("sam_config")
-        fields.defaults = _DEFAULTS
-    fields.sizes, fields.aliases = _SIZES.get(kind, {}), _TOWERS[kind].aliases
+        fields.defaults = DEFAULTS
+    fields.sizes, fields.aliases = SIZES.get(kind, {}), _TOWERS[kind].aliases
     return kind, fields, _TOWERS[kind]
 
 
@@ -270,8 +218,9 @@ def _merge(whole: Fields, fields: Fields) -> int:
         for part in (fields, whole):
             if part.given(name) is not None:
                 return part.integer(name)
-    kernel = fields.given("merge_kernel_size")
+    kernel = fields.value("merge_kernel_size")
     if isinstance(kernel, list | tuple) and kernel and isinstance(kernel[0], int):
         return max(1, kernel[0])
+    default = 2 if whole.given("model_type") in MERGING else 1
     ratios = (part.given(name) for name in _RATIOS for part in (fields, whole))
-    return next((round(1 / ratio) for ratio in ratios if isinstance(ratio, float) and 0 < ratio <= 1), 1)
+    return next((round(1 / ratio) for ratio in ratios if isinstance(ratio, float) and 0 < ratio <= 1), default)

@@ -16,7 +16,7 @@ __all__ = ["TOWERS"]
 
 
 def _qwen(tally: Tally, fields: Fields, sizes: Sizes) -> None:
-    if fields.given("num_position_embeddings") is not None:
+    if fields.value("num_position_embeddings") is not None:
         encoder_add(tally, fields.integer("num_position_embeddings") * sizes.hidden)
 
 

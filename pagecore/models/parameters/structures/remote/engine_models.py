@@ -59,7 +59,7 @@ ENGINE_MODELS: Mapping[str, Traits] = {
     "longcat_flash_ngram": replace(
         LATENT_ATTENTION["longcat_flash"],
         settle=_tables_of_ngrams,
-        defaults={"ngram_vocab_size_ratio": None},
+        defaults={**LATENT_ATTENTION["longcat_flash"].defaults, "ngram_vocab_size_ratio": None},
     ),
     "musespark1x_text": SLIDING_WINDOWS["muse_spark_text"],
     "nanbeige": replace(LLAMA, weights_of_layer=weights_of_pass),

@@ -87,6 +87,13 @@ def _molmo(fields: Fields) -> Settled:
     return {"width": width, "first": padded + 128 * hidden + _TOWER_OF_MOLMO + projector, "last": padded}
 
 
+def _param(fields: Fields) -> Settled:
+    """A field may have the width of all shared experts together."""
+    name = "moe_shared_expert_intermediate_size"
+    shared = "num_shared_experts" if fields.given(name) is None else name
+    return {"experts": Experts(shared=shared, rule="after")}
+
+
 _BAILING = Traits(
     qkv_bias="use_qkv_bias",
     output_bias="use_bias",
@@ -128,6 +135,7 @@ REMOTE_LLAMAS: Mapping[str, Traits] = {
     ),
     "orion": Traits(norm_bias=True),
     "ouro": Traits(norms=4, weights_of_layer=weights_of_pass, settle=_exit_gate_of_ouro),
+    "param2moe": replace(_BAILING, settle=_param, defaults={"first_k_dense_replace": 1, "num_shared_experts": 1}),
     "phi3small": Traits(
         qkv_bias=True,
         output_bias=True,
