@@ -64,6 +64,19 @@ def _patches(path: str, default: tuple[int, int] | None = None) -> Source:
     return source
 
 
+def _merged_patches(whole: Fields) -> int | None:
+    """Return the tokens of an image of Nemotron Parse: patches, four of a line as one, and a summary."""
+    if whole.given("image_size") is None:
+        return None
+    sides = whole.integers("image_size")
+    if len(sides) != 2:
+        whole.refuse(f"{whole.describe('image_size')}; it must be the height and the width of an image")
+    patch = 16
+    if isinstance(whole.given("encoder"), Mapping) and whole.inner("encoder").given("patch_size") is not None:
+        patch = whole.inner("encoder").integer("patch_size")
+    return (sides[0] // patch) * (sides[1] // patch // 4) + 1
+
+
 def _same_heads(_fields: Fields, own: AttentionSpec) -> Heads:
     return Heads(own.num_query_heads or own.num_kv_heads, own.num_kv_heads, own.head_dim)
 
@@ -180,6 +193,7 @@ CROSS_DECODERS: Mapping[str, CrossDecoder] = {
 COMPOSED: Mapping[str, str] = {
     **dict.fromkeys(("encoder-decoder", "speech-encoder-decoder", "vision-encoder-decoder"), "decoder"),
     "florence2": "text_config",
+    "nemotron_parse": "decoder",
 }
 
 
@@ -204,6 +218,10 @@ def composed_specs(whole: Fields, model_type: str, asked: SpecOptions) -> tuple[
     fields = whole.inner(COMPOSED[model_type])
     if model_type == "florence2":  # a BART whose encoder reads images, too
         return decoder_specs(fields, "bart", asked.dtype, asked.format)
+    if model_type == "nemotron_parse":  # an mBART without positions
+        encoder = Encoder(_merged_patches(whole))
+        specs, _ = decoder_specs(fields, "mbart", asked.dtype, asked.format, encoder=encoder)
+        return specs, _of("max_sequence_length")(whole)
     kind, source = fields.value("model_type"), _in("encoder", "max_position_embeddings")(whole)
     source = _patches("encoder")(whole) if source is None else source
     if isinstance(kind, str) and kind in ENCODER_DECODERS:

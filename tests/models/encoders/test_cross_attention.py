@@ -289,3 +289,18 @@ READERS = {"florence2", "vision-encoder-decoder"}
 def test_parameters_of_the_others_are_not_counted(model_type):
     with pytest.raises(UnsupportedOption, match=f"the parameters of {model_type} cannot be counted; pass weights="):
         count_parameters({"model_type": model_type})
+
+
+def test_nemotron_parse_reads_merged_patches_of_an_image():
+    decoder = {"model_type": "nemotron_parse_text", "d_model": 1024, "decoder_layers": 10, "decoder_ffn_dim": 4096}
+    decoder |= {"decoder_attention_heads": 16, "add_cross_attention": True, "max_sequence_length": 9000}
+    config = {"model_type": "nemotron_parse", "image_size": [2048, 1664], "max_sequence_length": 9000}
+    config |= {"decoder": decoder, "encoder": {"patch_size": 16}, "torch_dtype": "bfloat16"}
+    found = read_model_config(config)
+    own, cross = found.layers[:10], found.layers[10:]
+    assert {(spec.num_kv_heads, spec.head_dim) for spec in own} == {(16, 64)}
+    assert {(spec.num_kv_heads, spec.head_dim, spec.max_tokens) for spec in cross} == {(16, 64, 128 * 26 + 1)}
+    assert found.max_length == 9000
+    assert read_model_config(config | {"image_size": None}).layers[10].max_tokens is None
+    with pytest.raises(ConfigError, match=r"image_size is \[768\]; it must be the height and the width of an image"):
+        specs_from_config(config | {"image_size": [768]})
