@@ -32,6 +32,7 @@ TEXT_PARTS = {
     "gemma3n_text",
     "gemma4_unified_text",
     "glm4v_moe_text",
+    "glm_image_text",
     "glm_ocr_text",
     "granite4_vision_text",
     "granite_docling_text",
@@ -57,6 +58,7 @@ OF_RULES = {
     "muse_glimmer_text",
     "muse_spark_text",
     "step3p5",
+    "unlimited_ocr_text",
 }
 # Families of remote code, which families/test_remote_code.py compares with published sizes.
 REMOTE = {*REMOTE_CODE, *REMOTE_HYBRIDS, *REMOTE_LLAMAS, *ENGINE_MODELS, "mimo_v2", "pangu_ultra_moe", "sarvam_mla"}

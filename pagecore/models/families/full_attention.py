@@ -126,6 +126,7 @@ FULL_ATTENTION: Mapping[str, Family] = {
     "glm4_moe": Family({**GROUPED, "num_key_value_heads": 8}, rounds_head_dim=True),
     "glm4v_moe_text": Family({**GROUPED, "num_key_value_heads": 8}, rounds_head_dim=True),
     "glm4v_text": Family({"num_key_value_heads": 2}),
+    "glm_image_text": _grouped(2),
     "glm_ocr_text": _grouped(8),
     "granite": Family({**GROUPED, "attention_multiplier": 1.0}, scale=multiplier),
     "granite4_vision_text": Family({**GROUPED, "attention_multiplier": 1.0}, scale=multiplier),
@@ -165,4 +166,9 @@ FULL_ATTENTION: Mapping[str, Family] = {
     "seed_oss": Family({"head_dim": 128, "num_key_value_heads": 8}),
     "solar_open": Family({**DIMS_OF_128, "num_key_value_heads": 8}),
     "stablelm": Family({**GROUPED, "num_key_value_heads": 32}),
+    # Keys of the prompt stay, and those of the output are needed for a window; all are stored.
+    "unlimited_ocr_text": Family(
+        {**GROUPED, "num_key_value_heads": 10, "sliding_window": None, "layer_types": None},
+        windows=lambda _fields, num_layers: [None] * num_layers,
+    ),
 }

@@ -40,6 +40,7 @@ TEXT_MODELS: Mapping[str, str] = {
     "glm4v": "glm4v_text",
     "glm4v_moe": "glm4v_moe_text",
     "glm5_next": "glm5_next_text",
+    "glm_image": "glm_image_text",
     "glm_ocr": "glm_ocr_text",
     "granite4_vision": "granite4_vision_text",
     "granite_docling": "granite_docling_text",
@@ -85,6 +86,7 @@ TEXT_MODELS: Mapping[str, str] = {
     "step3_vl": "step3_text",
     "step3p7": "step3p5",
     "step5_vl": "step5",
+    "unlimited_ocr": "unlimited_ocr_text",
 }
 # Multimodal models whose `text_config` may be of any family, with the type that a missing `model_type` means.
 ANY_TEXT_MODEL: Mapping[str, str] = {
@@ -138,7 +140,7 @@ THINKERS = frozenset({"qwen2_5_omni", "qwen3_asr", "qwen3_omni_moe"})
 FLAT = frozenset(
     {"deepseek_v41", "dots_ocr", "dots_vlm", "ernie4_5_moe_vl", "fuyu", "glm5_next", "hunyuan_vl", "isaac"}
     | {"Keye", "KeyeVL1_5", "llava_gemma", "llava_llama", "llava_mistral", "llava_mixtral", "llava_mpt", "llava_qwen"}
-    | {"llava_qwen3", "paddleocr_vl", "phi3_v", "phi4-siglip", "qwen2_vl", "qwen2_5_vl"}
+    | {"llava_qwen3", "paddleocr_vl", "phi3_v", "phi4-siglip", "qwen2_vl", "qwen2_5_vl", "unlimited_ocr"}
 )
 # Families that have grouped attention if their config has dims of 0 for latents or says `use_mla` false.
 WITHOUT_LATENTS: Mapping[str, str] = {"deepseek_v2": "deepseek"}

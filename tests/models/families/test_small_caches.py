@@ -37,6 +37,12 @@ DECODERS = {
     "csm_depth_decoder_model": ("csm", "CsmDepthDecoderConfig", "CsmDepthDecoderModel", DEPTH),
     "diffllama": ("diffllama", "DiffLlamaConfig", "DiffLlamaModel", GROUPED),
     "doge": ("doge", "DogeConfig", "DogeModel", GROUPED),
+    "glm_image_text": (
+        "glm_image",
+        "GlmImageTextConfig",
+        "GlmImageTextModel",
+        {**GROUPED, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 2, 2]}},
+    ),
     "gradium_phonon_tts": ("gradium_phonon_tts", "GradiumPhononTTSConfig", "GradiumPhononTTSModel", GROUPED | FLOW),
     "higgs_audio_v2": ("higgs_audio_v2", "HiggsAudioV2Config", "HiggsAudioV2Model", GROUPED | {"vocab_size": 128256}),
     "kyutai_speech_to_text": (
@@ -86,7 +92,7 @@ def test_specs_are_those_of_the_cache_of_a_small_model(model_type):
 
 
 def test_every_decoder_that_speaks_is_compared():
-    assert {*SPEECH, "diffllama", "doge", "step3p5"} - {*DECODERS} == {"moshi_depth"}
+    assert {*SPEECH, "diffllama", "doge", "glm_image_text", "step3p5"} - {*DECODERS} == {"moshi_depth"}
 
 
 @pytest.mark.parametrize("model_type", DECODERS)
@@ -100,6 +106,17 @@ def test_defaults_are_those_of_transformers(model_type):
     names |= {FAMILIES[model_type].aliases.get(each, each) for each in names} | {"model_type"}
     fewest = {each: value for each, value in written.items() if each in names}
     assert specs_from_config(fewest, dtype="float32") == specs_from_config(written, dtype="float32")
+
+
+def test_unlimited_ocr_stores_every_key():
+    config = require("transformers").AutoConfig.for_model("unlimited_ocr_text", **GROUPED).to_dict()
+    expected = [(2, 8, None)] * 3
+    assert [(spec.num_kv_heads, spec.head_dim, spec.window) for spec in specs_from_config(config)] == expected
+    published = {key: value for key, value in config.items() if key not in ("layer_types", "sliding_window")}
+    published |= {"model_type": "deepseek_v2", "use_mla": False}
+    whole = {"model_type": "unlimited_ocr", "sliding_window": 128, "language_config": published}
+    assert [(spec.num_kv_heads, spec.head_dim, spec.window) for spec in specs_from_config(whole)] == expected
+    assert len(specs_from_config(config | {"model_type": "unlimited_ocr"})) == 3
 
 
 # The published config.json of stepfun-ai/Step-3.5-Flash, whose layers are those of a draft, too.

@@ -17,7 +17,15 @@ from tests.models.published import PUBLISHED
 
 # Models of remote code or of engines, whose parameters are not known.
 UNCOUNTED = {"alice_ai", "deepseek_v41_text", "domyn_edge", "dory", "gigachat3_5", "git", "idefics", "iquest_q1"}
-UNCOUNTED |= {"interns2_mobius_text", "k2_horizon", "kimi_audio", "minicpm_sala", "moondream3_text"}
+UNCOUNTED |= {
+    "interns2_mobius_text",
+    "k2_horizon",
+    "kimi_audio",
+    "minicpm_sala",
+    "moondream3_text",
+    "glm_image_text",
+    "unlimited_ocr_text",
+}
 UNCOUNTED |= {"nemotron_h_puzzle", "step5", "xllm"}
 SPEAKING = {"coarse_acoustics", "csm", "csm_depth_decoder_model", "higgs_audio_v2", "kyutai_speech_to_text", "moshi"}
 SPEAKING |= {"semantic", "step3p5"}

@@ -23,6 +23,7 @@ MINICPM_V |= {"vision_config": SIGLIP | {"model_type": "siglip_vision_model", "i
 DEEPSEEK_OCR = {
     "model_type": "deepseek_vl_v2",
     "language_config": {
+        "model_type": "deepseek_v2",
         "first_k_dense_replace": 1,
         "hidden_size": 1280,
         "intermediate_size": 6848,
@@ -48,6 +49,7 @@ PHI_3_V |= {"num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 
         (INTERN_VL_3, 7_944_373_760),
         (MINICPM_V, 8_099_175_152),
         (DEEPSEEK_OCR, 3_336_106_240),
+        (DEEPSEEK_OCR | {"model_type": "unlimited_ocr"}, 3_336_106_240),
         (PHI_3_V, 4_146_621_440),
     ],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",

@@ -130,4 +130,5 @@ REMOTE_PROJECTORS: Mapping[str, Projector] = {
     "minicpmo": _resample,
     "minicpmv": _resample,
     "phi3_v": _project_phi_3,
+    "unlimited_ocr": _project_deepseek,
 }

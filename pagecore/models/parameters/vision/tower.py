@@ -221,6 +221,6 @@ def _merge(whole: Fields, fields: Fields) -> int:
     kernel = fields.value("merge_kernel_size")
     if isinstance(kernel, list | tuple) and kernel and isinstance(kernel[0], int):
         return max(1, kernel[0])
-    default = 2 if whole.given("model_type") in MERGING else 1
+    default = 2 if str(whole.given("model_type")) in MERGING else 1
     ratios = (part.given(name) for name in _RATIOS for part in (fields, whole))
     return next((round(1 / ratio) for ratio in ratios if isinstance(ratio, float) and 0 < ratio <= 1), default)
