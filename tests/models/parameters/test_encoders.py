@@ -87,6 +87,10 @@ GEMMA |= {"num_key_value_heads": 2, "head_dim": 10, "query_pre_attn_scalar": 10}
 MOONSHINE = {"hidden_size": 48, "intermediate_size": 56, "encoder_num_hidden_layers": 2, "decoder_num_hidden_layers": 3}
 MOONSHINE |= {"encoder_num_attention_heads": 4, "decoder_num_attention_heads": 6, "vocab_size": 60}
 MOONSHINE |= {"encoder_num_key_value_heads": 2, "decoder_num_key_value_heads": 3}
+STREAM = {"hidden_size": 40, "intermediate_size": 56, "num_hidden_layers": 2, "num_attention_heads": 4}
+STREAM |= {"num_key_value_heads": 2, "head_dim": 6, "attention_bias": True, "sample_rate": 8000, "frame_ms": 3.5}
+STREAMING = {"hidden_size": 48, "intermediate_size": 60, "num_hidden_layers": 3, "num_attention_heads": 6}
+STREAMING |= {"vocab_size": 60, "num_key_value_heads": 2, "max_position_embeddings": 30, "encoder_config": STREAM}
 TROCR = {"d_model": 32, "decoder_layers": 3, "decoder_attention_heads": 4, "decoder_ffn_dim": 56, "vocab_size": 60}
 WIDE = GEMMA | {"hidden_size": 56, "num_hidden_layers": 2, "intermediate_size": 60, "attention_bias": True}
 
@@ -108,6 +112,9 @@ PIX_VISION |= {"num_attention_heads": 3, "seq_len": 17}
     [
         ("moonshine", MOONSHINE, 60 * 48),
         ("moonshine", MOONSHINE | {"attention_bias": True}, 60 * 48),
+        ("moonshine_streaming", STREAMING, 0),
+        ("moonshine_streaming", STREAMING | {"attention_bias": True, "tie_word_embeddings": True}, 60 * 48),
+        ("moonshine_streaming", STREAMING | {"encoder_config": STREAM | {"hidden_size": 48}}, 0),
         ("t5gemma", {"encoder": GEMMA, "decoder": GEMMA, "vocab_size": 70}, 70 * 48),
         ("t5gemma", {"encoder": WIDE, "decoder": GEMMA | {"num_key_value_heads": 1}, "vocab_size": 70}, 70 * 48),
         ("dia", {"encoder_config": DIA_ENCODER, "decoder_config": DIA, "delay_pattern": [0] * 5}, 0),

@@ -9,7 +9,7 @@ from pagecore.models.encoders.cross_attention import CROSS_DECODERS
 from pagecore.models.parameters.counting.tally import Tally, check_stage
 from pagecore.models.parameters.encoders.cross_layers import DecoderStage
 from pagecore.models.parameters.encoders.seamless import add_seamless, add_seamless_v2
-from pagecore.models.parameters.encoders.sound import add_dia, add_moonshine, add_musicgen
+from pagecore.models.parameters.encoders.sound import add_dia, add_moonshine, add_moonshine_streaming, add_musicgen
 from pagecore.models.parameters.encoders.text_and_images import (
     add_blip,
     add_pix2struct,
@@ -28,6 +28,7 @@ COUNTED_CROSS_DECODERS: Mapping[str, Callable[[Tally, Fields, DecoderStage], Non
     "cohere_asr": add_cohere_asr,
     "dia": add_dia,
     "moonshine": add_moonshine,
+    "moonshine_streaming": add_moonshine_streaming,
     "musicgen": add_musicgen,
     "pix2struct": add_pix2struct,
     "seamless_m4t": add_seamless,

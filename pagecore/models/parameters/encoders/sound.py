@@ -20,7 +20,7 @@ from pagecore.models.parameters.encoders.cross_layers import (
     add_tables,
 )
 
-__all__ = ["add_dia", "add_moonshine", "add_musicgen"]
+__all__ = ["add_dia", "add_moonshine", "add_moonshine_streaming", "add_musicgen"]
 
 _DIA_ENCODER: Mapping[str, object] = {
     "hidden_size": 1024,
@@ -32,6 +32,17 @@ _DIA_ENCODER: Mapping[str, object] = {
     "vocab_size": 256,
 }
 _DIA_DECODER: Mapping[str, object] = {"intermediate_size": 8192, "num_channels": 9, "vocab_size": 1028}
+_MOONSHINE_ENCODER: Mapping[str, object] = {
+    "hidden_size": 320,
+    "intermediate_size": 1280,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": None,
+    "attention_bias": False,
+    "sample_rate": 16000,
+    "frame_ms": 5.0,
+}
 _MUSICGEN_DECODER: Mapping[str, object] = {"ffn_dim": 4096, "num_codebooks": 4, "vocab_size": 2048}
 
 
@@ -56,6 +67,36 @@ def add_moonshine(tally: Tally, whole: Fields, decoder: DecoderStage) -> None:
     tally.norm(hidden, copies=2 * layers + 3)  # one follows the layers, and one with a bias the first convolution
     for inputs, outputs, has_bias in ((127, hidden, False), (7 * hidden, 2 * hidden, True), (6 * hidden, hidden, True)):
         tally.linear(inputs, outputs, bias=has_bias, kind=Kind.VISION)
+
+
+def add_moonshine_streaming(tally: Tally, whole: Fields, decoder: DecoderStage) -> None:
+    """Add a streaming Moonshine, or a stage of its decoder, whose encoder has sizes of its own."""
+    fields, hidden, layers = decoder.fields, decoder.hidden, len(decoder.own)
+    width = fields.integer("intermediate_size")
+    add_cross_layers(tally, decoder, hidden, bias=fields.flag("attention_bias"))
+    tally.linear(hidden, 2 * width, bias=True, copies=layers)
+    tally.linear(width, hidden, bias=True, copies=layers)
+    tally.norm(hidden, copies=3 * layers + decoder.is_last)
+    is_tied = whole.switch("tie_word_embeddings", False)
+    add_tables(tally, decoder, fields.integer("vocab_size"), is_tied=is_tied)
+    if not decoder.is_first:
+        return
+    encoder = whole.inner("encoder_config")
+    encoder.defaults = _MOONSHINE_ENCODER
+    inputs, layers = encoder.integer("hidden_size"), encoder.integer("num_hidden_layers")
+    heads = encoder.integer("num_attention_heads"), encoder.integer("num_key_value_heads")
+    has_bias, width = encoder.flag("attention_bias"), encoder.integer("intermediate_size")
+    add_encoder_attention(tally, encoder, *heads, layers, bias=has_bias, output_bias=has_bias)
+    tally.linear(inputs, width, bias=True, copies=layers)
+    tally.linear(width, inputs, bias=True, copies=layers)
+    tally.norm(inputs, copies=2 * layers + 1)
+    samples = round(encoder.integer("sample_rate") * encoder.number("frame_ms") / 1000)
+    tally.linear(samples, inputs, kind=Kind.VISION)
+    tally.linear(5 * inputs, 2 * inputs, bias=True, kind=Kind.VISION)
+    tally.linear(10 * inputs, inputs, bias=True, kind=Kind.VISION)
+    tally.add(fields.integer("max_position_embeddings") * inputs + 1)
+    if inputs != hidden:
+        tally.linear(inputs, hidden)
 
 
 def add_dia(tally: Tally, whole: Fields, decoder: DecoderStage) -> None:
