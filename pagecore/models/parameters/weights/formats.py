@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -26,7 +26,8 @@ class WeightFormat:
         Mean bits of an element of a layer's matrix, its share of the scales included; matrices whose sides are not
         multiples of `group` have more.
     other_bits : int
-        Bits of a parameter that is not quantised: of embeddings, norms, biases, routers and vision towers.
+        Bits of a parameter that is not quantised: of embeddings without bits of their own, norms, biases, routers and
+        vision towers.
     is_experts_only : bool
         Matrices outside of experts are not quantised.
     element_bits : int or Fraction
@@ -40,6 +41,9 @@ class WeightFormat:
         columns, and of each of its outputs.
     head_bits : int or Fraction
         Mean bits of an element of an output head that is not the embedding; 0 for those of other parameters.
+    embedding_bits : int or Fraction
+        Mean bits of an element of an embedding; 0 for those of other parameters. An embedding that is the output head
+        has `head_bits`.
     unquantised : tuple of str
         Patterns of the modules that the checkpoint does not quantise: names, globs, and regular expressions after
         "re:".
@@ -60,6 +64,7 @@ class WeightFormat:
     input_bits: int = 0
     output_bits: int | Fraction = 0
     head_bits: int | Fraction = 0
+    embedding_bits: int | Fraction = 0
     unquantised: tuple[str, ...] = ()
     experts: WeightFormat | None = None
     is_read: bool = False
@@ -78,6 +83,10 @@ class WeightFormat:
         if self.is_quantised:
             if self.head_bits:
                 total -= Fraction(parameters.head * (self.other_bits - self.head_bits), ranks)
+            if self.embedding_bits:
+                tables = parameters.of_kind(Kind.EMBEDDING) - parameters.head
+                bits = self.embedding_bits if parameters.head else self.head_bits
+                total -= Fraction(tables * (self.other_bits - bits), ranks)
             shares = parameters.shares(ranks, data_parallel)
             for matrix, copies in parameters.matrices.items():
                 total += Fraction(copies * self._matrix(matrix), shares[matrix.split])
@@ -122,6 +131,12 @@ def grouped(name: str, bits: int | Fraction, size: int, scale_bits: int, matrix_
     return WeightFormat(name, mean, element_bits=bits, group=(1, size), scale_bits=scale_bits, matrix_bits=matrix_bits)
 
 
+def _gguf(name: str, bits: int, size: int, scale_bits: int) -> WeightFormat:
+    """Return the format of a GGUF file of one type, whose output head is of type q6_k unless others have more bits."""
+    found = grouped(name, bits, size, scale_bits)
+    return replace(found, embedding_bits=found.bits, head_bits=max(found.bits, 6 + Fraction(144, 256)))
+
+
 DTYPE_BITS = {"float32": 32, "bfloat16": 16, "float16": 16}
 # Types of tensors in GGUF files: bits of a number, numbers that share scales, and bits of the scales.
 _GGUF: Mapping[str, tuple[int, int, int]] = {
@@ -146,5 +161,5 @@ WEIGHT_FORMATS: Mapping[str, WeightFormat] = {
     "int4": WeightFormat("int4", 4 + Fraction(20, 128)),
     "nvfp4": WeightFormat("nvfp4", 4 + Fraction(8, 16)),
     "mxfp4": WeightFormat("mxfp4", 4 + Fraction(8, 32)),
-    **{name: grouped(name, *layout) for name, layout in _GGUF.items()},
+    **{name: _gguf(name, *layout) for name, layout in _GGUF.items()},
 }
