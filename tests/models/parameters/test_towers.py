@@ -237,6 +237,13 @@ def test_a_device_with_an_encoder_of_images_is_planned_from_given_weights(model_
     assert plan.device.parameters is None
 
 
+@pytest.mark.parametrize("model_type", ["kosmos-2", "kosmos-2.5"])
+def test_a_device_is_planned_for_a_text_model_with_names_of_its_own(model_type):
+    config = require("transformers").AutoConfig.for_model(model_type).to_dict()
+    assert vision_tower(config).text_hidden == config["text_config"]["embed_dim"]
+    assert plan_model(config, device_memory="24GiB").device.parameters == count_parameters(config).total
+
+
 def test_a_wrong_number_of_queries_is_named():
     whole = made("aria", TOWER | IMAGE, {}).to_dict()
     for bad in ([5], {}, {"16": 0}, {"16": "5"}):

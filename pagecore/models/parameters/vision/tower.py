@@ -16,6 +16,7 @@ from pagecore.models.config_files.fields import Fields
 from pagecore.models.config_files.open_config import open_config
 from pagecore.models.encoders.mllama import MLLAMA, mllama_text
 from pagecore.models.encoders.specs import has_encoder
+from pagecore.models.families.registry import FAMILIES
 from pagecore.models.multimodal.text_model import has_thinker, text_model
 from pagecore.models.parameters.counting.tally import Kind, Split, Tally
 from pagecore.models.parameters.vision.chameleon import add_chameleon
@@ -115,7 +116,9 @@ def vision_tower(config: str | os.PathLike[str] | Mapping[str, Any]) -> VisionTo
     model_type = whole.given("model_type")
     if isinstance(model_type, str) and has_encoder(model_type):
         return _sizes(encoded, mllama_text(whole, model_type).integer("hidden_size")) if model_type in MLLAMA else None
-    return _sizes(encoded, text_model(whole)[1].integer("hidden_size"))
+    text_type, text = text_model(whole)
+    text.aliases = FAMILIES[text_type].aliases
+    return _sizes(encoded, text.integer("hidden_size"))
 
 
 def with_encoders(whole: Fields) -> Fields:
