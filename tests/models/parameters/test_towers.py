@@ -52,6 +52,7 @@ ADAPTER = {
 }
 IMAGE = {"image_size": 56, "patch_size": 14}
 MINICPM = TOWER | IMAGE | {"insert_layer_id": 1}
+TIED = {"tie_word_embeddings": True}
 GRANITE = {"downsample_rate": "2/4", "deepstack_layer_map": [[-1, 0], [-2, 1]]}
 GRANITE["qformer_config"] = {"model_type": "blip_2_qformer", "num_hidden_layers": 2, "intermediate_size": 40}
 CASES = [
@@ -88,10 +89,13 @@ CASES = [
         {"adapter_config": ADAPTER | {"num_key_value_heads": 1, "attention_bias": False, "mlp_bias": True}},
     ),
     ("minicpmv4_6", MINICPM, {}),
+    ("minicpmv4_6", MINICPM, {"drop_vision_last_layer": True}),
     ("minicpmv4_7", MINICPM, {"merger_times": 3}),
     ("exaone4_5", QWEN | {"num_key_value_heads": 2, "out_hidden_size": 64}, {}),
     ("glm5_next", QWEN | {"patch_size": 14, "projection_intermediate_size": 44}, {}),
     ("cosmos3_edge", TOWER | {"patch_size": 8, "num_patches": 25}, {"projector_hidden_size": 36}),
+    ("cosmos3_edge", TOWER | {"patch_size": 8, "num_patches": 25}, {"projector_hidden_size": 8} | TIED),
+    ("molmo2", MOLMO, {"adapter_config": ADAPTER} | TIED),
     ("minimax_m3_vl", TOWER | IMAGE, {"projector_hidden_size": 36}),
     ("deepseek_vl", TOWER | SIGLIP, {}),
     ("qianfan_ocr", TOWER | {"image_size": [56, 56], "patch_size": [14, 14]}, {}),

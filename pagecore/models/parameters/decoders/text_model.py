@@ -33,7 +33,7 @@ __all__ = ["add_text_model"]
 # Families whose layers have no MLP, or one that is counted with the recurrence.
 _WITHOUT_MLP = frozenset({"mamba", "falcon_mamba", "mamba2", "rwkv", "xlstm"})
 # Multimodal models whose head is never the embedding, and those whose text model alone says whether it is.
-_NEVER_TIED = frozenset({"audioflamingo3", "musicflamingo"})
+_NEVER_TIED = frozenset({"audioflamingo3", "cosmos3_edge", "molmo2", "musicflamingo"})
 _TIED_BY_TEXT = frozenset({"llama4"})
 # Fields that published files leave out, with the value that transformers gives them. Sizes have no default: a file
 # without one is refused.

@@ -137,7 +137,7 @@ def _sizes(whole: Fields, text_hidden: int) -> VisionTower:
     has_size = fields.given("image_size") is not None or "image_size" in fields.sizes
     return VisionTower(
         model_type=kind,
-        layers=fields.integer(tower.layers) - whole.switch("drop_vision_last_layer", False),
+        layers=fields.integer(tower.layers) - (kind == "minicpmv" and whole.switch("drop_vision_last_layer", False)),
         hidden=hidden,
         width=width,
         patch=image_side(fields, "patch_size"),
