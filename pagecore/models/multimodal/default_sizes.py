@@ -44,9 +44,9 @@ _SIZES: Mapping[str, tuple[int, ...]] = {
 }
 
 
-# Sizes that are not those of the family, by the type of the whole model.
-_OF_WHOLE: Mapping[str, Mapping[str, int]] = {
-    "glmasr": {
+# Sizes that are not those of the family, by the types of the whole model and of its text model.
+_OF_WHOLE: Mapping[tuple[str, str], Mapping[str, int]] = {
+    ("glmasr", "llama"): {
         "hidden_size": 2048,
         "num_hidden_layers": 28,
         "num_attention_heads": 16,
@@ -54,7 +54,7 @@ _OF_WHOLE: Mapping[str, Mapping[str, int]] = {
         "intermediate_size": 6144,
         "vocab_size": 59264,
     },
-    "voxtral": {
+    ("voxtral", "llama"): {
         "hidden_size": 3072,
         "num_hidden_layers": 30,
         "num_key_value_heads": 8,
@@ -62,11 +62,11 @@ _OF_WHOLE: Mapping[str, Mapping[str, int]] = {
         "intermediate_size": 8192,
         "vocab_size": 131072,
     },
-    "voxtral_realtime": {"head_dim": 128, "sliding_window": 8192},
+    ("voxtral_realtime", "voxtral_realtime_text"): {"head_dim": 128, "sliding_window": 8192},
 }
 
 
 def sizes_of(model_type: str, whole: object) -> Mapping[str, int]:
     """Return the default sizes of a family inside a model of type `whole` by the names of their fields."""
     own = dict(zip(_NAMES, _SIZES.get(model_type, ()), strict=False))
-    return own | _OF_WHOLE.get(str(whole), {})
+    return own | _OF_WHOLE.get((str(whole), model_type), {})
