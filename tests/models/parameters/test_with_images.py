@@ -1,4 +1,4 @@
-"""Counts of parameters of Chameleon, DeepSeek-OCR 2, ERNIE 4.5 VL and Phi-4-multimodal.
+"""Counts of parameters of Chameleon, DeepSeek-OCR 2, ERNIE 4.5 VL, GIT and Phi-4-multimodal.
 
 Modules that transformers builds on the meta device are the reference.
 """
@@ -30,7 +30,11 @@ PHI = TEXT | {"bos_token_id": 1, "eos_token_id": 2}
 PHI["vision_config"] = {"hidden_size": 32, "intermediate_size": 72, "num_hidden_layers": 2, "num_attention_heads": 4}
 PHI["vision_config"] |= {"image_size": 56, "patch_size": 14}
 PHI["audio_config"] = {"hidden_size": 28, "intermediate_size": 40, "num_blocks": 3, "num_attention_heads": 4}
+GIT = {"hidden_size": 64, "intermediate_size": 72, "num_hidden_layers": 3, "num_attention_heads": 8, "vocab_size": 101}
+GIT |= {"max_position_embeddings": 30, "vision_config": PHI["vision_config"]}
 CASES = [
+    ("git", GIT),
+    ("git", GIT | {"num_image_with_embedding": 6, "tie_word_embeddings": True}),
     ("phi4_multimodal", PHI),
     (
         "phi4_multimodal",
@@ -85,7 +89,7 @@ def test_small_models(model_type, sizes):
     assert all(count >= 0 for count in counted.counts.values())
     assert counted.of_kind(Kind.VISION) > 0
     stages = sum(count_parameters(values, layers=range(n, n + 1)).total for n in range(3))
-    is_tied = model_type.startswith("ernie") and sizes.get("tie_word_embeddings", True)
+    is_tied = sizes.get("tie_word_embeddings", model_type.startswith("ernie"))
     assert stages - counted.total == (101 * 64 if is_tied else 0)
 
 

@@ -81,6 +81,11 @@ def _norm_biases(tally: Tally, _fields: Fields, specs: Sequence[Any], _layer: in
     tally.add((specs[0].num_query_heads + specs[0].num_kv_heads) * specs[0].head_dim)
 
 
+def _git(fields: Fields) -> Settled:
+    """A norm follows the embedding."""
+    return {"first": 2 * fields.integer("hidden_size")}
+
+
 WITH_IMAGES: Mapping[str, Traits] = {
     "chameleon": biased_traits(mlp_bias="mlp_bias", qk_norm="heads", add_to_layer=_norm_biases),
     "deepseek_ocr2_text": replace(LLAMA, experts=SHARED_EXPERTS),
@@ -95,6 +100,18 @@ WITH_IMAGES: Mapping[str, Traits] = {
             "moe_num_shared_experts": 2,
             "moe_layer_start_index": 1,
         },
+    ),
+    "git": Traits(
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        norm_bias=True,
+        is_gated=False,
+        has_positions=True,
+        has_last_norm=False,
+        has_head_bias=True,
+        settle=_git,
+        defaults={"intermediate_size": 3072, "vocab_size": 30522, "max_position_embeddings": 1024},
     ),
     "phi4_multimodal": Traits(),
 }

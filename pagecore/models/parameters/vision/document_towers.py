@@ -1,4 +1,4 @@
-"""Projectors of ERNIE 4.5 VL, DeepSeek-OCR 2 and Phi-4-multimodal, and the convolutions of a tower.
+"""Projectors of ERNIE 4.5 VL, DeepSeek-OCR 2, GIT and Phi-4-multimodal, and the convolutions of a tower.
 
 Source: the configuration and modeling files of transformers 5.
 """
@@ -69,9 +69,17 @@ def _phi(tally: Tally, _whole: Fields, _fields: Fields, hidden: int, _merge: int
     encoder_linear(tally, text, text, bias=True)
 
 
+def _git(tally: Tally, whole: Fields, _fields: Fields, hidden: int, _merge: int, _depths: int, text: int) -> None:
+    """Add a layer, its norm, and an embedding of the place of each image of a video."""
+    name = "num_image_with_embedding"
+    encoder_linear(tally, hidden, text, bias=True)
+    encoder_add(tally, 2 * text + (0 if whole.given(name) is None else whole.integer(name)) * hidden)
+
+
 DOCUMENT_PROJECTORS: Mapping[str, Projector] = {
     "deepseek_ocr2": _deepseek,
     "ernie4_5_moe_vl": _ernie,
     "ernie4_5_vl_moe": _ernie,
+    "git": _git,
     "phi4_multimodal": _phi,
 }

@@ -205,6 +205,7 @@ SPECIAL_TOWERS: Mapping[str, Tower] = {
         add_rest=_gemma_4,
         aliases={"spatial_merge_size": "pooling_kernel_size"},
     ),
+    "git_vision_model": TOWERS["clip_vision_model"],
     "glm5_next": TOWERS["glm_ocr"],
     "got_ocr2": _GOT,
     "hunyuan_vl": Tower(add_rest=_hunyuan),
