@@ -96,6 +96,29 @@ def test_small_models_of_vibevoice(model_type):
         count_parameters(written | {part: written[part] | {"depths": [1]}})
 
 
+@pytest.mark.parametrize(
+    ("sizes", "between", "norms"),
+    [
+        ({"projector_act": "gelu"}, 40, 8 * 32 + 64),
+        ({"projector_ln_mid": True}, 20, 8 * 32 + 20),
+        ({"stack_factor": 4}, 20, 4 * 32 + 64),
+    ],
+)
+def test_ultravox_stacks_the_features_of_a_whisper(sizes, between, norms):
+    llama = TEXT | {"model_type": "llama"}
+    config = {"model_type": "ultravox", "text_config": llama, "hidden_size": 40, **sizes}
+    whole = config | {"audio_config": WHISPER | {"model_type": "whisper"}}
+    transformers = require("transformers")
+    with require("torch").device("meta"):
+        encoder = transformers.models.whisper.modeling_whisper.WhisperEncoder(transformers.WhisperConfig(**WHISPER))
+    stack = 32 * sizes.get("stack_factor", 8)
+    expected = count_parameters(llama).total + parameters(encoder) + stack * 40 + between * 64 + norms
+    assert count_parameters(whole).total == expected
+    for other in ({"model_type": "unheard_of"}, {"num_projector_layers": 2}):
+        with pytest.raises(UnsupportedOption, match="whose projector of sound is unknown; expected minicpmo"):
+            count_parameters(whole | other)
+
+
 def test_encoders_of_an_unknown_type_are_refused():
     text = TEXT | {"model_type": "llama"}
     config = {"model_type": "voxtral", "text_config": text, "audio_config": {"model_type": "conformer"}}

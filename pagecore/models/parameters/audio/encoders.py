@@ -99,9 +99,38 @@ _ENCODERS: Mapping[str, Encoder] = {
     "qwen2_audio_encoder": Encoder(_one_layer, aliases=_WHISPER),
     "qwen3_asr_encoder": _QWEN_3,
     "qwen3_omni_moe_audio_encoder": _QWEN_3,
-    "whisper": Encoder(_two_layers(), aliases=_WHISPER),  # of MiniCPM-o
     "voxtral_encoder": Encoder(_two_layers("intermediate_size", bias=False)),
 }
+
+
+def _project_ultravox(tally: Tally, whole: Fields, hidden: int, text: int) -> None:
+    """Add two layers that read stacked features, and the norms before and between or after them."""
+    whole.defaults = {**whole.defaults, "hidden_size": 4096, "stack_factor": 8, "projector_act": "swiglu"}
+    inputs, width = hidden * whole.integer("stack_factor"), whole.integer("hidden_size")
+    between = width // 2 if whole.value("projector_act") == "swiglu" else width
+    encoder_linear(tally, inputs, width)
+    encoder_linear(tally, between, text)
+    encoder_add(tally, inputs + (between if whole.switch("projector_ln_mid", False) else text))
+
+
+def _add_whisper(tally: Tally, whole: Fields, fields: Fields, text: int) -> None:
+    """Add the encoder of a Whisper, and the projector of the model that it is a part of."""
+    model_type = whole.given("model_type")
+    if model_type not in ("minicpmo", "ultravox") or whole.given("num_projector_layers"):
+        raise UnsupportedOption(
+            f"{whole.source}: {whole.describe('model_type')}, whose projector of sound is unknown; expected minicpmo, "
+            "or ultravox without num_projector_layers: remove audio_config to plan the text model alone"
+        )
+    fields.aliases, fields.defaults = _WHISPER, _SIZES
+    _add_encoder(tally, fields, Encoder(_one_layer))
+    hidden = fields.integer("hidden_size")
+    if model_type == "ultravox":
+        _project_ultravox(tally, whole, hidden, text)
+    else:
+        encoder_linear(tally, hidden, text, bias=True)
+        encoder_linear(tally, text, text, bias=True)
+
+
 # Encoders with other layers, which add their projector, too, from the fields of the whole model and of the encoder, and
 # the features of the text model.
 _OTHERS: Mapping[str, Callable[[Tally, Fields, Fields, int], None]] = {
@@ -112,6 +141,7 @@ _OTHERS: Mapping[str, Callable[[Tally, Fields, Fields, int], None]] = {
     "phi4_multimodal_audio": add_phi_4_audio,
     "vibevoice_acoustic_tokenizer": add_vibevoice,
     "vibevoice_acoustic_tokenizer_encoder": add_vibevoice_encoder,
+    "whisper": _add_whisper,
 }
 # Sizes that published files leave out.
 _SIZES: Mapping[str, object] = {"num_mel_bins": 128, "max_source_positions": 1500, "downsample_hidden_size": 480}

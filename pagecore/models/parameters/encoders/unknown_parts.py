@@ -15,14 +15,17 @@ __all__ = ["refuse_unknown_parts"]
 # Objects that describe no module, or one that other functions count or refuse.
 _COUNTED = frozenset({*NESTED, *AUDIO_PARTS, "vision_config"})
 _NO_MODULES = ("quantization", "compression", "generation")
-# Fields of published files that name an encoder instead of describing it.
-_NAMES = ("audio_model_id", "mm_vision_tower", "timm_model_ids", "vision_encoder", "visual")
+# Fields of published files that name an encoder, by the object that may describe it.
+_NAMES: Mapping[str, str] = {
+    "audio_model_id": "audio_config",
+    **dict.fromkeys(("mm_vision_tower", "timm_model_ids", "vision_encoder", "visual"), "vision_config"),
+}
 
 
 def refuse_unknown_parts(whole: Fields, text: Fields) -> None:
     """Raise UnsupportedOption if a model has a part that is neither its text model nor counted elsewhere."""
-    for name in _NAMES:
-        if whole.given(name) and not whole.has_object("vision_config"):
+    for name, part in _NAMES.items():
+        if whole.given(name) and not whole.has_object(part):
             _refuse(whole, name, whole.describe(name))
     if text is whole or whole.given("model_type") in DECODER_TYPES:
         return
