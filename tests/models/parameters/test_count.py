@@ -293,6 +293,8 @@ def test_parts_of_unknown_models_are_not_left_out_of_a_count(part):
         ("timm_model_ids", ["vit_large_patch14_reg4_dinov2.lvd142m"]),
         ("visual", {"layers": 48}),
         ("audio_model_id", "openai/whisper-large-v3-turbo"),
+        ("vision_tower_cfg", {"hidden_size": 1152}),
+        ("vlm_config", {"vision_config": {}}),
     ],
 )
 def test_encoders_that_are_named_only_are_not_left_out_of_a_count(field, value):

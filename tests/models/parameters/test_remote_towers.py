@@ -78,6 +78,12 @@ def test_models_with_the_tower_of_internvl(model_type, has_norms):
     assert count_parameters(config).total == built(same)
 
 
+def test_tokens_of_an_image():
+    assert vision_tower(PHI_3_V).tokens(336) == 144
+    assert vision_tower(INTERN_VL_3).tokens(448) == 256
+    assert vision_tower(DEEPSEEK_OCR).tokens(1024) == 256
+
+
 def test_minicpm_v_may_drop_the_last_layer_of_its_tower():
     layer = 4 * 1152 * 1153 + 4304 * 1153 + 1152 * 4305 + 4 * 1152
     dropped = count_parameters(MINICPM_V | {"drop_vision_last_layer": True}).total

@@ -15,10 +15,11 @@ __all__ = ["refuse_unknown_parts"]
 # Objects that describe no module, or one that other functions count or refuse.
 _COUNTED = frozenset({*NESTED, *AUDIO_PARTS, "vision_config"})
 _NO_MODULES = ("quantization", "compression", "generation")
-# Fields of published files that name an encoder, by the object that may describe it.
+# Fields of published files with an encoder, or its name, by the object that may describe it.
 _NAMES: Mapping[str, str] = {
     "audio_model_id": "audio_config",
     **dict.fromkeys(("mm_vision_tower", "timm_model_ids", "vision_encoder", "visual"), "vision_config"),
+    **dict.fromkeys(("vision_tower_cfg", "vlm_config"), "vision_config"),
 }
 
 

@@ -95,6 +95,7 @@ IMPLIED_ENCODERS: Mapping[str, Mapping[str, object]] = {
             "num_hidden_layers": 24,
             "image_size": 336,
             "patch_size": 14,
+            "spatial_merge_size": 2,
         },
     },
     "phi4mm": {
