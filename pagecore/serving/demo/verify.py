@@ -55,8 +55,8 @@ def verify(runs: Iterable[Run], model: Model, seed: int, temperature: float) -> 
 
 def _verify_run(run: Run, model: Model, seed: int, temperature: float, verdict: Verdict) -> None:
     request = run.request
-    logits = _logits_from_scratch(model, run.tokens[:-1])
     first = len(request.prompt)
+    logits = _logits_from_scratch(model, run.tokens[:-1], first - 1)
     if len(run.tokens) != first + request.max_new_tokens:
         verdict.wrong.append(
             f"request {request.id}, sample {run.sample}: got {len(run.tokens) - first} tokens, expected "
@@ -64,7 +64,7 @@ def _verify_run(run: Run, model: Model, seed: int, temperature: float, verdict: 
         )
     for position in range(first, len(run.tokens)):
         given = int(run.tokens[position])
-        row = logits[position - 1]
+        row = logits[position - first]
         ranked = scores(row, seed, request.id, run.sample, position, temperature)
         best = int(ranked.argmax())
         verdict.tokens += 1
@@ -79,8 +79,8 @@ def _verify_run(run: Run, model: Model, seed: int, temperature: float, verdict: 
             )
 
 
-def _logits_from_scratch(model: Model, tokens: Array) -> Array:
-    """Return the logits after each token of one text, by attention and recurrence over the whole text."""
+def _logits_from_scratch(model: Model, tokens: Array, first: int) -> Array:
+    """Return the logits after tokens `first` and later of a text, by attention and recurrence over the whole text."""
 
     def attend(layer: int, query: Array, key: Array, value: Array) -> Array:
         return dense_attention(query, key, value, model.sizes.layer_window(layer))
@@ -88,4 +88,4 @@ def _logits_from_scratch(model: Model, tokens: Array) -> Array:
     def recur(layer: int, inputs: RecurrentInputs) -> Array:
         return recurrence(model.recurrent[layer], inputs)
 
-    return model.logits(model.forward(tokens, np.arange(len(tokens)), attend, recur))
+    return model.logits(model.forward(tokens, np.arange(len(tokens)), attend, recur)[first:])

@@ -20,9 +20,29 @@ pytestmark = pytest.mark.slow
 FEW = DemoConfig(num_requests=7)
 
 
+def noted(config):
+    """Return the report of a demo, and the runs of its requests."""
+    asked = []
+
+    class Noted(Scheduler):
+        def add(self, request):
+            run = super().add(request)
+            asked.append(run)
+            return run
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chat, "Scheduler", Noted)
+        return demo(config), {run.request.id: run for run in asked}
+
+
 @pytest.fixture(scope="module")
-def report():
-    return demo()
+def noted_demo():
+    return noted(None)
+
+
+@pytest.fixture(scope="module")
+def report(noted_demo):
+    return noted_demo[0]
 
 
 def test_every_token_of_the_demo_is_verified(report):
@@ -45,19 +65,8 @@ def test_the_demo_preempts_forks_and_copies_on_write(report):
 
 
 @pytest.mark.parametrize(("seed", "least"), [(0, 6), (3, 2)])
-def test_follow_up_turns_reuse_their_own_history(seed, least):
-    asked = []
-
-    class Noted(Scheduler):
-        def add(self, request):
-            run = super().add(request)
-            asked.append(run)
-            return run
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chat, "Scheduler", Noted)
-        report = demo(DemoConfig(seed=seed))
-    runs = {run.request.id: run for run in asked}
+def test_follow_up_turns_reuse_their_own_history(noted_demo, seed, least):
+    report, runs = noted(DemoConfig(seed=seed)) if seed else noted_demo
     turns = chat_turns(DemoConfig(seed=seed))
     follow_ups = [turn for turn in turns if turn.after is not None]
     assert len(follow_ups) == report.follow_ups == 10
@@ -88,8 +97,9 @@ def test_the_demo_reuses_recovers_and_evicts(report):
 
 @pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy != "none"])
 def test_every_token_is_verified_with_every_eviction_policy(policy):
-    report = demo(DemoConfig(evict=policy, num_requests=14))
+    report = demo(DemoConfig(evict=policy, num_requests=10))
     assert report.evict == policy
+    assert report.evicted_blocks > 0
     assert report.prefix_hit_tokens > 0
     assert report.verdict.tokens == report.generated_tokens
     assert report.verdict.passed
@@ -146,7 +156,7 @@ def test_verification_fails_when_swap_in_corrupts_a_block(monkeypatch):
             self.value(0).numpy()[first] *= -1
 
     monkeypatch.setattr(PagedKVCache, "swap_in", spoilt)
-    assert not demo(DemoConfig(swap=True)).verdict.passed
+    assert not demo(DemoConfig(swap=True, num_requests=18)).verdict.passed
 
 
 def test_the_demo_is_deterministic():

@@ -73,7 +73,7 @@ def test_every_token_is_verified_with_other_layers_and_grids(options, swap):
 
 
 def test_every_token_is_verified_when_states_are_swapped():
-    report = demo(DemoConfig.hybrid(swap=True, num_requests=12, num_blocks=(52,)))
+    report = demo(DemoConfig.hybrid(swap=True, num_requests=8, num_blocks=(44,)))
     assert report.swaps == report.preemptions > 0
     assert report.swap_nbytes == report.nbytes
     assert report.verdict.tokens == report.generated_tokens
