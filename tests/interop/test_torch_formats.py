@@ -12,12 +12,14 @@ from pagecore import ops
 from pagecore.arrays.dtypes.formats import FORMATS
 from pagecore.errors import PagecoreError, UnsupportedOption
 from tests.interop.steps import torch
+from tests.thinning import in_turn
 
 import pagecore.interop.torch as interop  # isort: skip  # after steps, which skips where torch is missing
 
 # Raised by a module of torch that inductor imports.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 BLOCKS, SIZE, HEADS, QUERY_HEADS, DIM, TOKENS = 9, 4, 2, 4, 32, 7
+BACKENDS = ["aot_eager", "inductor"]
 EVERY_FORMAT = pytest.mark.parametrize("format", FORMATS)
 
 
@@ -116,8 +118,9 @@ def test_codes_scales_and_attention_equal_those_of_pagecore(format):
     assert torch.equal(lse, expected_lse)
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("format", ["float8_e4m3fn", "int8_token", "nvfp4"])
+@pytest.mark.parametrize(
+    ("format", "backend"), [*in_turn(["float8_e4m3fn", "int8_token", "nvfp4"], over=[BACKENDS]), ("nvfp4", BACKENDS[1])]
+)
 def test_a_full_graph_writes_codes_and_scales_in_place(format, backend):
     def layer(key, value, query, slots, stored):
         interop.write_kv(key, value, *stored.codes, slots, **stored.options)
