@@ -1,12 +1,25 @@
-"""Faults planted in kernels: a source line marked ``// fault: name`` is replaced by another line, or deleted."""
+"""Faults planted in kernels: a source line marked ``// fault: name`` is replaced by another line, or deleted.
+
+Compilation takes most of a fault's time. `Planting` therefore plants all faults of a table in one copy of the sources,
+as ``if (emulator::is_planted(number)) { faulty line } else { line }``, and selects one of them for a run. A fault of a
+line that is not a statement of its own has a copy of its own.
+"""
 
 from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+from tests.emulator.build import engine
+
+# A statement, and the initialisation of a single constant.
+STATEMENT = re.compile(r"(?:return|if \(|for \(|--|[\w.\[\]]+ [-+*|]?= |[\w.]+(?:<[^()]*>)?\().*;|continue;")
+CONSTANT = re.compile(r"(const [\w:<>]+ \w+ = )(.*);")
 MARKER = re.compile(r"// fault: (\w+)$", re.MULTILINE)
 
 
@@ -61,6 +74,69 @@ def plant(folder: Path, sources: Path, *faults: Fault) -> Path:
         lines[at] = f"{fault.line}\n"
         path.write_text("".join(lines))
     return copy
+
+
+class Planting:
+    """Faulty copies of kernels, in a folder of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._copies: dict[object, Path] = {}
+
+    @contextmanager
+    def planted(self, sources: Path, fault: Fault, table: Iterable[Fault]) -> Iterator[Path]:
+        """Yield a copy of a folder of kernels in which `fault`, one of `table`, is planted while the context lasts."""
+        lines = _marked_lines(sources)
+        faults = tuple(each for each in table if _with_choice(lines[each.marker], each.line, 1) is not None)
+        if fault not in faults:
+            yield self._copy(sources, fault)
+            return
+        copy = self._copy(sources, *_selected_by_number(lines, faults))
+        engine().pc_plant(1 + faults.index(fault))
+        try:
+            yield copy
+        finally:
+            engine().pc_plant(0)
+
+    def _copy(self, sources: Path, *faults: Fault) -> Path:
+        key = (sources, faults)
+        if key not in self._copies:
+            self._copies[key] = plant(self._folder / str(len(self._copies)), sources, *faults)
+        return self._copies[key]
+
+
+def _selected_by_number(lines: dict[str, str], faults: tuple[Fault, ...]) -> list[Fault]:
+    """Return a fault for each marked line, which chooses between the line and all its faults."""
+    chosen: dict[str, str] = {}
+    for number, fault in enumerate(faults, 1):
+        line = chosen.get(fault.marker, lines[fault.marker])
+        chosen[fault.marker] = _with_choice(line, fault.line, number) or ""
+    return [Fault(marker, line) for marker, line in chosen.items()]
+
+
+def _with_choice(line: str, faulty: str, number: int) -> str | None:
+    """Return a line that is `faulty` if a fault is planted; None if the language has no such line."""
+    faulty = faulty.strip()
+    constant, other = CONSTANT.fullmatch(line), CONSTANT.fullmatch(faulty)
+    if constant and other and constant[1] == other[1] and not _has_comma(constant[2]):
+        return f"{constant[1]}emulator::is_planted({number}) ? ({other[2]}) : ({constant[2]});"
+    if STATEMENT.fullmatch(line) and (not faulty or faulty.endswith(";")):
+        return f"if (emulator::is_planted({number})) {{ {faulty} }} else {line}"
+    return None
+
+
+def _has_comma(text: str) -> bool:
+    """Return True if a text has a comma outside of parentheses, as between two constants."""
+    while (shorter := re.sub(r"\([^()]*\)", "", text)) != text:
+        text = shorter
+    return "," in text
+
+
+@cache
+def _marked_lines(sources: Path) -> dict[str, str]:
+    """Return the marked lines of a folder of kernels without their markers, by marker."""
+    lines = [line for path in _files(sources) for line in path.read_text().splitlines()]
+    return {found[1]: line[: found.start()].strip() for line in lines if (found := MARKER.search(line))}
 
 
 def _files(sources: Path) -> list[Path]:

@@ -12,7 +12,7 @@ from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
 from tests.emulator.attention_calls import Call, decode_name, general_name
 from tests.emulator.build import SOURCES
-from tests.emulator.faults import Fault, plant
+from tests.emulator.faults import Fault
 from tests.emulator.runtime import EmulatedRuntime
 from tests.ops.cases import LAYOUTS, Case, Shape, make_case, random_mask
 from tests.thinning import in_turn
@@ -231,10 +231,13 @@ def test_the_kernel_is_right_without_a_fault():
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_a_planted_fault_is_caught(tmp_path, fault):
-    sources = plant(tmp_path, SOURCES, fault)
-    with pytest.raises(AssertionError, match=fault.message):  # EmulatorError is an AssertionError
-        run_faults(fault_case(), sources, tmp_path)
+def test_a_planted_fault_is_caught(planting, fault):
+    # EmulatorError is an AssertionError.
+    with (
+        planting.planted(SOURCES, fault, FAULTS.values()) as sources,
+        pytest.raises(AssertionError, match=fault.message),
+    ):
+        run_faults(fault_case(), sources)
 
 
 GENERAL_FAULTS = {
@@ -260,7 +263,9 @@ def test_the_general_kernel_is_right_without_a_fault():
 
 
 @pytest.mark.parametrize("fault", GENERAL_FAULTS.values(), ids=GENERAL_FAULTS)
-def test_a_fault_planted_in_the_general_kernel_is_caught(tmp_path, fault):
-    sources = plant(tmp_path, SOURCES, fault)
-    with pytest.raises(AssertionError, match=fault.message):
-        run_general_faults(sources, tmp_path)
+def test_a_fault_planted_in_the_general_kernel_is_caught(planting, fault):
+    with (
+        planting.planted(SOURCES, fault, GENERAL_FAULTS.values()) as sources,
+        pytest.raises(AssertionError, match=fault.message),
+    ):
+        run_general_faults(sources)

@@ -81,11 +81,11 @@ ONCE = {
 
 
 @pytest.mark.parametrize("fault", (FAULTS | ONCE).values(), ids=FAULTS | ONCE)
-def test_a_race_is_named_in_any_order(tmp_path, fault):
-    sources = plant(tmp_path, KERNELS, fault)
-    for seed in SEEDS:
-        with pytest.raises(EmulatorError, match=fault.message):
-            join(EmulatedRuntime(sources, tmp_path, seed=seed))
+def test_a_race_is_named_in_any_order(planting, fault):
+    with planting.planted(KERNELS, fault, (FAULTS | ONCE).values()) as sources:
+        for seed in SEEDS:
+            with pytest.raises(EmulatorError, match=fault.message):
+                join(EmulatedRuntime(sources, seed=seed))
 
 
 @pytest.mark.parametrize("fault", [OTHER_BLOCKS_PART, OTHER_THREADS_PART], ids=["blocks", "threads"])

@@ -12,7 +12,7 @@ from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
 from tests.cuda.test_latent_attention import check
 from tests.emulator.build import SOURCES
-from tests.emulator.faults import Fault, plant
+from tests.emulator.faults import Fault
 from tests.emulator.runtime import EmulatedRuntime
 from tests.ops.test_latent_attention import make_case
 
@@ -64,8 +64,10 @@ def test_latent_attention_is_right_without_a_fault(kind):
 
 
 @pytest.mark.parametrize("name", cases(list(LATENT_FAULTS)[::3], list(LATENT_FAULTS)), ids=" ".join)
-def test_a_fault_planted_in_latent_attention_is_caught(tmp_path, name):
+def test_a_fault_planted_in_latent_attention_is_caught(planting, name):
     fault = LATENT_FAULTS[name]
-    sources = plant(tmp_path, SOURCES, fault)
-    with pytest.raises(AssertionError, match=fault.message):  # EmulatorError is an AssertionError
-        run_latent(name[0], sources, tmp_path)
+    with (
+        planting.planted(SOURCES, fault, LATENT_FAULTS.values()) as sources,
+        pytest.raises(AssertionError, match=fault.message),  # EmulatorError is an AssertionError
+    ):
+        run_latent(name[0], sources)

@@ -14,7 +14,7 @@ from tests.cuda import test_index, test_latent_rows
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
 from tests.emulator.build import SOURCES
-from tests.emulator.faults import Fault, plant
+from tests.emulator.faults import Fault
 from tests.emulator.runtime import EmulatedRuntime
 
 pytestmark = pytest.mark.slow
@@ -86,8 +86,10 @@ def test_rows_and_scores_are_right_without_a_fault():
 
 
 @pytest.mark.parametrize("name", cases(list(LATENT_ROW_FAULTS)[::3], list(LATENT_ROW_FAULTS)))
-def test_a_fault_planted_in_a_kernel_of_rows_or_scores_is_caught(tmp_path, name):
+def test_a_fault_planted_in_a_kernel_of_rows_or_scores_is_caught(planting, name):
     fault = LATENT_ROW_FAULTS[name]
-    sources = plant(tmp_path, SOURCES, fault)
-    with pytest.raises(AssertionError, match=fault.message):  # EmulatorError is an AssertionError
-        run(CHECKS.get(fault.marker.split("_")[0], check_rows), sources, tmp_path)
+    with (
+        planting.planted(SOURCES, fault, LATENT_ROW_FAULTS.values()) as sources,
+        pytest.raises(AssertionError, match=fault.message),  # EmulatorError is an AssertionError
+    ):
+        run(CHECKS.get(fault.marker.split("_")[0], check_rows), sources)

@@ -12,7 +12,7 @@ from tests.cuda.attention_cases import BF16, DeviceCase, compare, in_last_slot, 
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
 from tests.emulator.build import SOURCES
-from tests.emulator.faults import Fault, plant
+from tests.emulator.faults import Fault
 from tests.emulator.runtime import EmulatedRuntime
 from tests.ops.cases import Shape, make_case
 
@@ -54,7 +54,8 @@ def test_padded_dims_are_right_without_a_fault():
 
 
 @pytest.mark.parametrize("name", cases(list(PADDING_FAULTS)[1::2], list(PADDING_FAULTS)))
-def test_a_fault_planted_in_the_padding_is_caught(tmp_path, name):
-    sources = plant(tmp_path, SOURCES, PADDING_FAULTS[name])
-    with pytest.raises(AssertionError):  # EmulatorError is an AssertionError
-        run_padding_faults(sources, tmp_path)
+def test_a_fault_planted_in_the_padding_is_caught(planting, name):
+    table = PADDING_FAULTS.values()
+    # EmulatorError is an AssertionError.
+    with planting.planted(SOURCES, PADDING_FAULTS[name], table) as sources, pytest.raises(AssertionError):
+        run_padding_faults(sources)

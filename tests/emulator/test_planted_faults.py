@@ -68,10 +68,10 @@ def test_the_work_of_a_kernel_is_counted():
     assert runtime.counts["matrix_conflicts"] == 0
 
 
-def test_a_conflicting_swizzle_gives_right_numbers_and_is_counted(tmp_path):
-    sources = plant(tmp_path, KERNELS, SWIZZLE)
-    runtime = EmulatedRuntime(sources, tmp_path)
-    got, expected = run_ring(runtime)
+def test_a_conflicting_swizzle_gives_right_numbers_and_is_counted(planting):
+    with planting.planted(KERNELS, SWIZZLE, ALL_FAULTS) as sources:
+        runtime = EmulatedRuntime(sources)
+        got, expected = run_ring(runtime)
     np.testing.assert_array_equal(got, expected)
     assert runtime.counts["matrix_conflicts"] == runtime.counts["matrix_loads"]
 
@@ -124,11 +124,11 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_a_planted_fault_is_caught_in_any_order(tmp_path, fault):
-    sources = plant(tmp_path, KERNELS, fault)
-    for seed in SEEDS:
-        with pytest.raises(EmulatorError, match=fault.message):
-            run_ring(EmulatedRuntime(sources, tmp_path, seed=seed))
+def test_a_planted_fault_is_caught_in_any_order(planting, fault):
+    with planting.planted(KERNELS, fault, ALL_FAULTS) as sources:
+        for seed in SEEDS:
+            with pytest.raises(EmulatorError, match=fault.message):
+                run_ring(EmulatedRuntime(sources, seed=seed))
 
 
 WRONG = {
@@ -142,9 +142,21 @@ WRONG = {
 
 
 @pytest.mark.parametrize("fault", WRONG.values(), ids=WRONG)
-def test_an_arithmetic_fault_gives_wrong_numbers(tmp_path, fault):
-    got, expected = run_ring(EmulatedRuntime(plant(tmp_path, KERNELS, fault), tmp_path))
+def test_an_arithmetic_fault_gives_wrong_numbers(planting, fault):
+    with planting.planted(KERNELS, fault, ALL_FAULTS) as sources:
+        got, expected = run_ring(EmulatedRuntime(sources))
     assert not np.array_equal(got, expected)
+
+
+ALL_FAULTS = (SWIZZLE, *FAULTS.values(), *WRONG.values())
+
+
+def test_a_copy_with_faults_is_right_until_one_is_selected(planting):
+    with planting.planted(KERNELS, SWIZZLE, ALL_FAULTS) as sources:
+        pass
+    for seed in SEEDS:
+        got, expected = run_ring(EmulatedRuntime(sources, seed=seed))
+        np.testing.assert_array_equal(got, expected)
 
 
 # ---- the markers

@@ -14,7 +14,7 @@ from tests.cuda import test_sparse
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
 from tests.emulator.build import SOURCES
-from tests.emulator.faults import Fault, plant
+from tests.emulator.faults import Fault
 from tests.emulator.runtime import EmulatedRuntime
 
 pytestmark = pytest.mark.slow
@@ -86,8 +86,11 @@ def test_sparse_kernels_are_right_without_a_fault(kernel):
 
 
 @pytest.mark.parametrize("name", cases(list(FAULTS)[::3], list(FAULTS)))
-def test_a_fault_planted_in_a_sparse_kernel_is_caught(tmp_path, name):
+def test_a_fault_planted_in_a_sparse_kernel_is_caught(planting, name):
     fault = FAULTS[name]
-    sources = plant(tmp_path, SOURCES, fault)
-    with pytest.raises(AssertionError, match=fault.message):  # EmulatorError is an AssertionError
-        run(name.split()[0], sources, tmp_path)
+    # EmulatorError is an AssertionError.
+    with (
+        planting.planted(SOURCES, fault, FAULTS.values()) as sources,
+        pytest.raises(AssertionError, match=fault.message),
+    ):
+        run(name.split()[0], sources)

@@ -11,7 +11,7 @@ from tests.cuda import test_state_codec
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
 from tests.emulator.build import SOURCES
-from tests.emulator.faults import Fault, plant
+from tests.emulator.faults import Fault
 from tests.emulator.runtime import EmulatedRuntime
 
 pytestmark = pytest.mark.slow
@@ -52,8 +52,10 @@ def test_checkpoints_are_right_without_a_fault():
 
 
 @pytest.mark.parametrize("name", cases(list(STATE_FAULTS)[::3], list(STATE_FAULTS)))
-def test_a_fault_planted_in_a_kernel_of_checkpoints_is_caught(tmp_path, name):
+def test_a_fault_planted_in_a_kernel_of_checkpoints_is_caught(planting, name):
     fault = STATE_FAULTS[name]
-    sources = plant(tmp_path, SOURCES, fault)
-    with pytest.raises(AssertionError, match=fault.message):  # EmulatorError is an AssertionError
-        run(sources, tmp_path)
+    with (
+        planting.planted(SOURCES, fault, STATE_FAULTS.values()) as sources,
+        pytest.raises(AssertionError, match=fault.message),  # EmulatorError is an AssertionError
+    ):
+        run(sources)

@@ -12,7 +12,7 @@ from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
 from tests.cuda.test_stored import check, low_scores_first, scaled_values
 from tests.emulator.build import SOURCES
-from tests.emulator.faults import Fault, plant
+from tests.emulator.faults import Fault
 from tests.emulator.runtime import EmulatedRuntime
 from tests.ops.cases import Shape
 from tests.ops.format_cases import FormatCase, make_format_case
@@ -43,6 +43,7 @@ UNIT_FAULTS = {
     "O keeps the unit before": Fault("unit_of_sums"),
     "a unit never becomes smaller": Fault("unit_after_a_larger_score", "largest_[r] = pc_max(largest_[r], largest);"),
 }
+ALL_FAULTS = (*STORED_FAULTS.values(), *UNIT_FAULTS.values())
 
 
 def in_last_slot(case: FormatCase, sequence: int) -> None:
@@ -94,15 +95,16 @@ def test_stored_caches_are_right_without_a_fault():
 
 
 @pytest.mark.parametrize("name", cases(list(STORED_FAULTS)[::2], list(STORED_FAULTS)))
-def test_a_fault_planted_in_a_kernel_of_stored_caches_is_caught(tmp_path, name):
+def test_a_fault_planted_in_a_kernel_of_stored_caches_is_caught(planting, name):
     fault = STORED_FAULTS[name]
-    sources = plant(tmp_path, SOURCES, fault)
-    with pytest.raises(AssertionError, match=fault.message):  # EmulatorError is an AssertionError
-        run_stored(sources, tmp_path)
+    with (
+        planting.planted(SOURCES, fault, ALL_FAULTS) as sources,
+        pytest.raises(AssertionError, match=fault.message),  # EmulatorError is an AssertionError
+    ):
+        run_stored(sources)
 
 
 @pytest.mark.parametrize("name", cases(list(UNIT_FAULTS)[1:], list(UNIT_FAULTS)))
-def test_a_fault_planted_in_the_units_of_weights_is_caught(tmp_path, name):
-    sources = plant(tmp_path, SOURCES, UNIT_FAULTS[name])
-    with pytest.raises(AssertionError):
-        run_units(sources, tmp_path)
+def test_a_fault_planted_in_the_units_of_weights_is_caught(planting, name):
+    with planting.planted(SOURCES, UNIT_FAULTS[name], ALL_FAULTS) as sources, pytest.raises(AssertionError):
+        run_units(sources)

@@ -10,7 +10,7 @@ from pagecore.arrays.cuda.current import use_runtime
 from tests.cuda.attention_cases import BF16, check
 from tests.cuda.kit import Kit
 from tests.emulator.build import SOURCES
-from tests.emulator.faults import Fault, plant
+from tests.emulator.faults import Fault
 from tests.emulator.runtime import EmulatedRuntime
 from tests.ops.cases import Shape
 from tests.ops.trees import tree_case
@@ -36,7 +36,9 @@ def test_the_kernels_are_right_without_a_fault():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_a_planted_fault_is_caught(tmp_path, fault):
-    sources = plant(tmp_path, SOURCES, fault)
-    with pytest.raises(AssertionError, match=fault.message):
-        run(sources, tmp_path)
+def test_a_planted_fault_is_caught(planting, fault):
+    with (
+        planting.planted(SOURCES, fault, FAULTS.values()) as sources,
+        pytest.raises(AssertionError, match=fault.message),
+    ):
+        run(sources)

@@ -17,6 +17,7 @@ namespace emulator {
 
 Place place;
 Counts counts;
+int planted_fault;
 uint32_t num_accesses;
 Block block;
 
@@ -72,7 +73,7 @@ bool find_ready(int& warp, int& lane) {
 }
 
 // Switches to a ready thread; returns when this thread is ready again.
-void yield(const Site& site) {
+void yield(Site site) {
   int warp = 0;
   int lane = 0;
   if (!find_ready(warp, lane)) fail(site, "deadlock in the emulator: no thread is ready");
@@ -213,7 +214,7 @@ const char* shown(const char* file) {
 
 }  // namespace
 
-void fail(const Site& site, const char* format, ...) {
+void fail(Site site, const char* format, ...) {
   std::va_list arguments;
   va_start(arguments, format);
   end_launch(site.file_name(), site.line(), format, arguments);
@@ -232,8 +233,7 @@ void act_as_lane(int lane) {
   place.thread = place.warp * kLanes + lane;
 }
 
-void meet(const char* operation, const void* operand, void (*work)(const void* const (&operands)[kLanes]),
-          const Site& site) {
+void meet(const char* operation, const void* operand, void (*work)(const void* const (&operands)[kLanes]), Site site) {
   Warp& w = block.warps[running_warp];
   if (w.present != ~0u) fail(site, "%s needs 32 lanes; this warp has %d", operation, std::popcount(w.present));
   if (w.alive != ~0u) {
@@ -262,11 +262,11 @@ void meet(const char* operation, const void* operand, void (*work)(const void* c
   w.waiting = 0;
 }
 
-void sync_warp(const Site& site) {
+void sync_warp(Site site) {
   meet("pc_sync_warp", nullptr, [](const void* const(&)[kLanes]) { ++block.warps[running_warp].epoch; }, site);
 }
 
-void sync_block(const Site& site) {
+void sync_block(Site site) {
   Warp& w = block.warps[running_warp];
   if (w.waiting != 0) {
     fail(site, "pc_sync_block is reached by a part of the warp: thread %d is at %s (line %u)",

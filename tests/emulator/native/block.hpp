@@ -8,6 +8,8 @@
 // I3: by I1 and I2 the running thread finds a ready thread, or is the last of its warp or block to arrive.
 #pragma once
 
+#include <cstring>
+
 #include "fiber.hpp"
 #include "machine.hpp"
 #include "shadow.hpp"
@@ -59,8 +61,7 @@ struct Launch {
 const char* run(const Launch& launch);
 
 // Waits for all lanes of the warp. The last lane to arrive calls `work` with the operands, indexed by lane.
-void meet(const char* operation, const void* operand, void (*work)(const void* const (&operands)[kLanes]),
-          const Site& site);
+void meet(const char* operation, const void* operand, void (*work)(const void* const (&operands)[kLanes]), Site site);
 
 // Returns the running thread and its current epochs.
 Accessor running_thread();
@@ -72,11 +73,45 @@ void act_as_lane(int lane);
 
 void begin_block_of_shared(uint32_t num_bytes);
 // Fails if the finishing thread has copies in flight.
-void expect_no_copies(const Site& site);
+void expect_no_copies(Site site);
 // Returns 16 bytes of the buffer, read by all lanes of a warp.
-const unsigned char* read_row(uint32_t address, const Site& site);
+const unsigned char* read_row(uint32_t address, Site site);
+
+// ---- device memory
+
+// Accesses of the running thread since it last waited. A thread that exceeds the maximum spins on another block.
+extern uint32_t num_accesses;
+inline constexpr uint32_t kMaxAccesses = 1 << 26;
+
+// Ends the launch unless an asynchronous copy may read `num_bytes` (device.cpp).
+void expect_copyable(uint64_t address, uint32_t num_bytes, const Allocation* made_from, Site site);
+
+// Reports an access outside the allocation of its pointer, or outside all allocations if `allocation` is null.
+[[noreturn]] void fail_access(const char* what, uint64_t address, uint64_t num_bytes, const Allocation* allocation,
+                              Site site);
+[[noreturn]] void fail_alignment(const char* what, uint64_t address, uint64_t alignment, Site site);
+[[noreturn]] void fail_endless(Site site);
+
+// Copies the bytes of an access; the usual sizes without a call.
+inline void copy_bytes(void* target, const void* source, uint32_t num_bytes) {
+  switch (num_bytes) {
+    case 1: std::memcpy(target, source, 1); return;
+    case 2: std::memcpy(target, source, 2); return;
+    case 4: std::memcpy(target, source, 4); return;
+    case 8: std::memcpy(target, source, 8); return;
+    case 16: std::memcpy(target, source, 16); return;
+    default: std::memcpy(target, source, num_bytes);
+  }
+}
 
 // ---- the order of accesses to device memory (order.cpp)
+
+// Record accesses, to check their order among threads and blocks. A write is recorded before it is done.
+// `once`: by load_vector_once, of bytes that no thread writes during the launch.
+void note_device_read(const Allocation& allocation, uint64_t address, uint32_t num_bytes, bool once, Site site);
+void note_device_write(const Allocation& allocation, uint64_t address, const void* value, uint32_t num_bytes,
+                       Site site);
+void note_device_atomic(const Allocation& allocation, uint64_t address, uint32_t num_bytes);
 
 void begin_launch_of_order(bool may_overwrite);
 void begin_block_of_order(uint32_t number);

@@ -55,7 +55,7 @@ void count_votes(const void* const (&operands)[kLanes]) {
 struct Loading {
   uint32_t (&r)[4];
   uint32_t row;
-  const Site& site;
+  Site site;
 };
 
 // Returns the number of extra passes that 32 banks of 4 bytes need for 8 rows. A row that occurs twice is read once.
@@ -147,19 +147,19 @@ void multiply_warp(const void* const (&operands)[kLanes]) {
 
 }  // namespace
 
-uint32_t shuffle(Shuffle kind, uint32_t value, int operand, const Site& site) {
+uint32_t shuffle(Shuffle kind, uint32_t value, int operand, Site site) {
   Exchange own{kind, value, operand, 0};
   meet(name_of(kind), &own, exchange, site);
   return own.result;
 }
 
-uint32_t ballot(bool condition, const Site& site) {
+uint32_t ballot(bool condition, Site site) {
   Vote own{condition, 0};
   meet("pc_ballot", &own, count_votes, site);
   return own.result;
 }
 
-void load_matrices(uint32_t (&r)[4], uint32_t row, bool transposed, const Site& site) {
+void load_matrices(uint32_t (&r)[4], uint32_t row, bool transposed, Site site) {
   const Loading own{r, row, site};
   if (transposed) {
     meet("pc_load_matrices_transposed", &own, load<true>, site);
@@ -168,7 +168,7 @@ void load_matrices(uint32_t (&r)[4], uint32_t row, bool transposed, const Site& 
   }
 }
 
-void multiply(MatrixType type, float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, const Site& site) {
+void multiply(MatrixType type, float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Site site) {
   const Product own{c, a, b0, b1};
   meet("pc_multiply", &own, type == MatrixType::half ? multiply_warp<float_of_half> : multiply_warp<float_of_bfloat16>,
        site);

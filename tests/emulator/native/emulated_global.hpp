@@ -46,65 +46,32 @@ class Global {
 
   PC_MEMBER pc_address at(pc_int64 i) const { return address_ + static_cast<pc_address>(i) * sizeof(T); }
 
-  struct Target {
-    pc_address address;
-    const emulator::Allocation& allocation;
-  };
-
   template <typename V>
-  PC_MEMBER Target checked(const char* what, pc_int64 i, const emulator::Site& site) const {
-    const pc_address address = at(i);
-    if (++emulator::num_accesses > emulator::kMaxAccesses) emulator::fail_endless(site);
-    if (emulator::num_accesses > emulator::counts.most_accesses)
-      emulator::counts.most_accesses = emulator::num_accesses;
-    const emulator::Allocation* allocation = allocation_;
-    if (allocation == nullptr) allocation = emulator::find_allocation(address);
-    if (allocation == nullptr || !allocation->holds(address, sizeof(V))) {
-      emulator::fail_access(what, address, sizeof(V), allocation_, site);
-    }
-    if (address % alignof(V) != 0) emulator::fail_alignment(what, address, alignof(V), site);
-    return {address, *allocation};
-  }
-  template <typename V>
-  PC_MEMBER Target readable(const char* what, pc_int64 i, const emulator::Site& site, bool once = false) const {
-    const Target target = checked<V>(what, i, site);
-    if (target.allocation.is_written) {
-      emulator::note_device_read(target.allocation, target.address, sizeof(V), once, site);
-    }
-    return target;
-  }
-  template <typename V>
-  PC_MEMBER V read(pc_int64 i, const emulator::Site& site, bool once = false) const {
+  PC_MEMBER V read(pc_int64 i, emulator::Site site, bool once = false) const {
     V value;
-    emulator::counts.read_bytes += sizeof(V);
-    std::memcpy(&value, reinterpret_cast<const void*>(readable<V>("reads", i, site, once).address), sizeof(V));
+    emulator::read_device(&value, at(i), emulator::extent_of<V>, allocation_, once, site);
     return value;
   }
   template <typename V>
-  PC_MEMBER void write(pc_int64 i, V value, const emulator::Site& site) const {
-    const Target target = checked<V>("writes", i, site);
-    emulator::note_device_write(target.allocation, target.address, &value, sizeof(V), site);
-    std::memcpy(reinterpret_cast<void*>(target.address), &value, sizeof(V));
-    emulator::counts.written_bytes += sizeof(V);
+  PC_MEMBER void write(pc_int64 i, V value, emulator::Site site) const {
+    emulator::write_device(&value, at(i), emulator::extent_of<V>, allocation_, site);
   }
   template <typename F>
-  PC_MEMBER T change(pc_int64 i, const emulator::Site& site, F f) const {
-    const Target target = checked<T>("changes", i, site);
-    emulator::note_device_atomic(target.allocation, target.address, sizeof(T));
+  PC_MEMBER T change(pc_int64 i, emulator::Site site, F f) const {
+    void* const target = emulator::change_device(at(i), emulator::extent_of<T>, allocation_, site);
     T before;
-    std::memcpy(&before, reinterpret_cast<const void*>(target.address), sizeof(T));
+    std::memcpy(&before, target, sizeof(T));
     const T after = f(before);
-    std::memcpy(reinterpret_cast<void*>(target.address), &after, sizeof(T));
+    std::memcpy(target, &after, sizeof(T));
     return before;
   }
 
   template <typename U>
   friend class Global;
   template <typename U>
-  friend void pc_copy_async(pc_uint32 target, const Global<U>& source, pc_int64 i, bool valid,
-                            const emulator::Site& site);
+  friend void pc_copy_async(pc_uint32 target, const Global<U>& source, pc_int64 i, bool valid, emulator::Site site);
   friend void pc_copy_word_async(pc_uint32 target, const Global<pc_uint8>& source, pc_int64 i, bool valid,
-                                 const emulator::Site& site);
+                                 emulator::Site site);
 
   pc_address address_ = 0;
   const emulator::Allocation* allocation_ = nullptr;  // that contained the address when the pointer was made

@@ -15,7 +15,7 @@
 #define PC_UNROLL
 #define PC_NO_UNROLL
 
-#define PC_SITE const emulator::Site& site = emulator::Site::current()
+#define PC_SITE emulator::Site site = emulator::Site::current()
 
 #include "emulated_global.hpp"
 #include "emulated_shared.hpp"
@@ -41,7 +41,7 @@ PC_DEVICE void pc_sync_warp(PC_SITE) { emulator::sync_warp(site); }
 namespace emulator {
 
 template <typename T>
-T shuffle_value(Shuffle kind, T value, int operand, const Site& site) {
+T shuffle_value(Shuffle kind, T value, int operand, Site site) {
   static_assert(sizeof(T) == 4);
   return std::bit_cast<T>(shuffle(kind, std::bit_cast<uint32_t>(value), operand, site));
 }

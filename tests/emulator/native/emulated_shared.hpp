@@ -33,14 +33,14 @@ class Shared {
   PC_MEMBER pc_int64 at(int i) const { return offset_ + i * static_cast<pc_int64>(sizeof(T)); }
 
   template <typename V>
-  PC_MEMBER V read(int i, const emulator::Site& site) const {
+  PC_MEMBER V read(int i, emulator::Site site) const {
     V value;
-    emulator::read_shared(&value, at(i), sizeof(V), alignof(V), site);
+    emulator::read_shared(&value, at(i), emulator::extent_of<V>, site);
     return value;
   }
   template <typename V>
-  PC_MEMBER void write(int i, V value, const emulator::Site& site) const {
-    emulator::write_shared(&value, at(i), sizeof(V), alignof(V), site);
+  PC_MEMBER void write(int i, V value, emulator::Site site) const {
+    emulator::write_shared(&value, at(i), emulator::extent_of<V>, site);
   }
 
   pc_int64 offset_;
@@ -50,12 +50,10 @@ PC_DEVICE Shared<pc_uint8> pc_shared_buffer() { return Shared<pc_uint8>(0); }
 
 template <typename T>
 inline void pc_copy_async(SharedAddress target, const Global<T>& source, pc_int64 i, bool valid, PC_SITE) {
-  const pc_address from = valid ? source.template readable<pc_vector>("copies", i, site).address : 0;
-  emulator::copy_async(target, from, sizeof(pc_vector), site);
+  emulator::copy_async(target, source.at(i), sizeof(pc_vector), source.allocation_, valid, site);
 }
 inline void pc_copy_word_async(SharedAddress target, const Global<pc_uint8>& source, pc_int64 i, bool valid, PC_SITE) {
-  const pc_address from = valid ? source.readable<pc_uint32>("copies", i, site).address : 0;
-  emulator::copy_async(target, from, sizeof(pc_uint32), site);
+  emulator::copy_async(target, source.at(i), sizeof(pc_uint32), source.allocation_, valid, site);
 }
 PC_DEVICE void pc_commit_copies() { emulator::commit_copies(); }
 template <int N>

@@ -30,6 +30,11 @@ void pc_add_host_memory(uint64_t begin, uint64_t num_bytes) {
   emulator::add_host_memory(begin, num_bytes);
 }
 
+void pc_plant(int fault) {
+  const std::lock_guard lock(mutex);
+  emulator::planted_fault = fault;
+}
+
 int pc_is_device(uint64_t address) { return emulator::is_device(address); }
 
 // Returns 1 if `num_bytes` from `address` on are in one allocation; otherwise 0, and describes the address in `text`.

@@ -29,7 +29,7 @@ struct Place {
 extern Place place;
 
 // Ends the launch with a message, which follows the names of kernel, block, thread and place.
-[[noreturn]] void fail(const Site& site, const char* format, ...) __attribute__((format(printf, 2, 3)));
+[[noreturn]] void fail(Site site, const char* format, ...) __attribute__((format(printf, 2, 3)));
 [[noreturn]] void fail_at(const char* file, unsigned line, const char* format, ...)
     __attribute__((format(printf, 3, 4)));
 
@@ -44,19 +44,23 @@ struct Counts {
 };
 extern Counts counts;
 
+// The fault that is planted for this launch, by its number in faults.py; 0 for none.
+extern int planted_fault;
+inline bool is_planted(int fault) { return planted_fault == fault; }
+
 // ---- collectives
 
-void sync_block(const Site& site);
-void sync_warp(const Site& site);
+void sync_block(Site site);
+void sync_warp(Site site);
 
 enum class Shuffle { exclusive_or, from_lane, up };
-uint32_t shuffle(Shuffle kind, uint32_t value, int operand, const Site& site);
-uint32_t ballot(bool condition, const Site& site);
+uint32_t shuffle(Shuffle kind, uint32_t value, int operand, Site site);
+uint32_t ballot(bool condition, Site site);
 
-void load_matrices(uint32_t (&r)[4], uint32_t row, bool transposed, const Site& site);
+void load_matrices(uint32_t (&r)[4], uint32_t row, bool transposed, Site site);
 
 enum class MatrixType { bfloat16, half };
-void multiply(MatrixType type, float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, const Site& site);
+void multiply(MatrixType type, float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Site site);
 
 // ---- device memory
 
@@ -78,22 +82,21 @@ struct Allocation {
 // Returns the allocation that contains an address, or null.
 const Allocation* find_allocation(uint64_t address);
 
-// Reports an access outside the allocation of its pointer, or outside all allocations if `allocation` is null.
-[[noreturn]] void fail_access(const char* what, uint64_t address, uint64_t num_bytes, const Allocation* allocation,
-                              const Site& site);
-[[noreturn]] void fail_alignment(const char* what, uint64_t address, uint64_t alignment, const Site& site);
+// The size of an access, and the alignment that it needs.
+struct Extent {
+  uint32_t num_bytes;
+  uint32_t alignment;
+};
+template <typename T>
+inline constexpr Extent extent_of{sizeof(T), alignof(T)};
 
-// Accesses of the running thread since it last waited. A thread that exceeds the maximum spins on another block.
-extern uint32_t num_accesses;
-inline constexpr uint32_t kMaxAccesses = 1 << 26;
-[[noreturn]] void fail_endless(const Site& site);
-
-// Records accesses and fences, to check their order among threads and blocks. A write is recorded before it is done.
-// `once`: by load_vector_once, of bytes that no thread writes during the launch.
-void note_device_read(const Allocation& allocation, uint64_t address, uint32_t num_bytes, bool once, const Site& site);
-void note_device_write(const Allocation& allocation, uint64_t address, const void* value, uint32_t num_bytes,
-                       const Site& site);
-void note_device_atomic(const Allocation& allocation, uint64_t address, uint32_t num_bytes);
+// Accesses through a pointer that was made from an address in an allocation; `made_from` is null if no allocation
+// contained the address. `once`: the read is load_vector_once. They are functions of the emulator, not of the kernels,
+// because most of a kernel's compilation would be theirs.
+void read_device(void* value, uint64_t address, Extent extent, const Allocation* made_from, bool once, Site site);
+void write_device(const void* value, uint64_t address, Extent extent, const Allocation* made_from, Site site);
+// Returns the address for an atomic change, which the caller makes before it calls another function.
+void* change_device(uint64_t address, Extent extent, const Allocation* made_from, Site site);
 void fence_device();
 
 // ---- shared memory
@@ -103,13 +106,14 @@ inline constexpr uint32_t kSharedBase = 1152;
 
 uint32_t shared_size();
 // Access by the offset in the buffer; sizes are 1, 2, 4, 8 or 16 bytes, or a multiple of 4.
-void read_shared(void* result, int64_t offset, uint32_t num_bytes, uint32_t alignment, const Site& site);
-void write_shared(const void* value, int64_t offset, uint32_t num_bytes, uint32_t alignment, const Site& site);
+void read_shared(void* result, int64_t offset, Extent extent, Site site);
+void write_shared(const void* value, int64_t offset, Extent extent, Site site);
 // Adds to an int, and returns its previous value. Additions by different threads need no barrier between them.
-int add_shared(int value, int64_t offset, const Site& site);
+int add_shared(int value, int64_t offset, Site site);
 
-// `source`: 0 to write zeros. `num_bytes`: 4 or 16.
-void copy_async(uint32_t target, uint64_t source, uint32_t num_bytes, const Site& site);
+// `num_bytes`: 4 or 16. A copy that is not `valid` writes zeros.
+void copy_async(uint32_t target, uint64_t source, uint32_t num_bytes, const Allocation* made_from, bool valid,
+                Site site);
 void commit_copies();
 void wait_copies(int max_groups);
 

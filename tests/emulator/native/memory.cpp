@@ -11,6 +11,8 @@
 #include <map>
 #include <vector>
 
+#include "block.hpp"
+
 namespace emulator {
 
 namespace {
@@ -141,20 +143,19 @@ void describe(char* text, uint64_t size, uint64_t address, const Allocation* all
                 static_cast<unsigned long long>(allocation->size), static_cast<unsigned long long>(allocation->begin));
 }
 
-void fail_access(const char* what, uint64_t address, uint64_t num_bytes, const Allocation* allocation,
-                 const Site& site) {
+void fail_access(const char* what, uint64_t address, uint64_t num_bytes, const Allocation* allocation, Site site) {
   char text[256];
   describe(text, sizeof(text), address, allocation);
   fail(site, "%s %llu bytes at 0x%llx, %s", what, static_cast<unsigned long long>(num_bytes),
        static_cast<unsigned long long>(address), text);
 }
 
-void fail_endless(const Site& site) {
+void fail_endless(Site site) {
   fail(site, "has made %u accesses to device memory without a barrier or collective: does it wait for another block?",
        kMaxAccesses);
 }
 
-void fail_alignment(const char* what, uint64_t address, uint64_t alignment, const Site& site) {
+void fail_alignment(const char* what, uint64_t address, uint64_t alignment, Site site) {
   fail(site, "%s at 0x%llx, which is not a multiple of %llu", what, static_cast<unsigned long long>(address),
        static_cast<unsigned long long>(alignment));
 }

@@ -33,7 +33,7 @@ struct ThreadState {
 ThreadState states[kMaxThreads];
 
 // Returns the number of an access among `all`; `last` is the number of the thread's last one.
-uint32_t number_of(std::vector<Access>& all, uint32_t& last, const Accessor& now, bool once, const Site& site) {
+uint32_t number_of(std::vector<Access>& all, uint32_t& last, const Accessor& now, bool once, Site site) {
   const ThreadState& state = states[place.thread];
   const Access& before = all[last];
   if (last == 0 || before.num_fences != state.num_fences || before.when.block != now.now.block ||
@@ -67,7 +67,7 @@ bool comes_before(const Access& access, const Accessor& now) {
 }
 
 // `what`: the present access; `did`: the earlier one.
-[[noreturn]] void refuse(const char* what, uint64_t address, const char* did, const Access& access, const Site& site) {
+[[noreturn]] void refuse(const char* what, uint64_t address, const char* did, const Access& access, Site site) {
   if (access.block == number) {
     fail(site, "races: it %s at 0x%llx what thread %d %s (line %u), without a barrier between", what,
          static_cast<unsigned long long>(address), access.thread, did, access.site.line());
@@ -101,7 +101,7 @@ void release_numbers(const Allocation& allocation, uint32_t*& held) {
 
 // Checks a write of changed bytes against the reads of them.
 void expect_read_before(const Allocation& allocation, uint64_t address, const unsigned char* after, uint32_t num_bytes,
-                        const Accessor& now, const Site& site) {
+                        const Accessor& now, Site site) {
   const uint32_t* held = allocation.reads + (address - allocation.begin);
   const unsigned char* before = reinterpret_cast<const unsigned char*>(address);
   uint32_t judged = 0;
@@ -137,7 +137,7 @@ void end_launch_of_order() {
   accessed.clear();
 }
 
-void note_device_read(const Allocation& allocation, uint64_t address, uint32_t num_bytes, bool once, const Site& site) {
+void note_device_read(const Allocation& allocation, uint64_t address, uint32_t num_bytes, bool once, Site site) {
   const Accessor now = running_thread();
   if (allocation.writes != nullptr) {
     const uint32_t* held = allocation.writes + (address - allocation.begin);
@@ -158,7 +158,7 @@ void note_device_read(const Allocation& allocation, uint64_t address, uint32_t n
 }
 
 void note_device_write(const Allocation& allocation, uint64_t address, const void* value, uint32_t num_bytes,
-                       const Site& site) {
+                       Site site) {
   Allocation& target = const_cast<Allocation&>(allocation);
   target.is_written = true;
   uint32_t* const all = numbers_of(target, target.writes);

@@ -18,7 +18,7 @@ bool written_by_another(const Shadow& shadow, const Accessor& accessor) {
 
 }  // namespace
 
-Finding note_read(Shadow& shadow, const Accessor& reader, const Site& site) {
+Finding note_read(Shadow& shadow, const Accessor& reader, Site site) {
   if (shadow.in_flight)
     return {"reads what the copy of thread %d (line %u) has in flight", shadow.writer, shadow.write_site};
   if (shadow.written.block == 0) return {"reads uninitialised memory", 0, {}};
@@ -36,7 +36,7 @@ Finding note_read(Shadow& shadow, const Accessor& reader, const Site& site) {
   return {};
 }
 
-Finding note_write(Shadow& shadow, const Accessor& writer, const Site& site) {
+Finding note_write(Shadow& shadow, const Accessor& writer, Site site) {
   if (shadow.in_flight)
     return {"writes what the copy of thread %d (line %u) has in flight", shadow.writer, shadow.write_site};
   if (written_by_another(shadow, writer)) {
@@ -62,7 +62,7 @@ Finding note_write(Shadow& shadow, const Accessor& writer, const Site& site) {
   return {};
 }
 
-Finding note_atomic(Shadow& shadow, const Accessor& writer, const Site& site) {
+Finding note_atomic(Shadow& shadow, const Accessor& writer, Site site) {
   if (!shadow.in_flight && shadow.written.block == 0) return {"reads uninitialised memory", 0, {}};
   const bool shares = shadow.atomic && written_by_another(shadow, writer);
   if (shares) {

@@ -52,9 +52,9 @@ struct Finding {
   Site other;
 };
 
-Finding note_read(Shadow& shadow, const Accessor& reader, const Site& site);
-Finding note_write(Shadow& shadow, const Accessor& writer, const Site& site);
+Finding note_read(Shadow& shadow, const Accessor& reader, Site site);
+Finding note_write(Shadow& shadow, const Accessor& writer, Site site);
 // An atomic read and write, which may race with others of its kind.
-Finding note_atomic(Shadow& shadow, const Accessor& writer, const Site& site);
+Finding note_atomic(Shadow& shadow, const Accessor& writer, Site site);
 
 }  // namespace emulator

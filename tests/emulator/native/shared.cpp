@@ -33,7 +33,8 @@ struct Copies {
 };
 Copies copies_of[kMaxThreads];
 
-void expect_inside(const char* what, int64_t offset, uint32_t num_bytes, uint32_t alignment, const Site& site) {
+void expect_inside(const char* what, int64_t offset, Extent extent, Site site) {
+  const auto [num_bytes, alignment] = extent;
   if (offset < 0 || offset + num_bytes > size) {
     fail(site, "%s %u bytes at offset %lld of the shared buffer, which has %u bytes", what, num_bytes,
          static_cast<long long>(offset), size);
@@ -44,7 +45,7 @@ void expect_inside(const char* what, int64_t offset, uint32_t num_bytes, uint32_
   }
 }
 
-[[noreturn]] void report(const Finding& finding, uint32_t offset, const Site& site) {
+[[noreturn]] void report(const Finding& finding, uint32_t offset, Site site) {
   char text[256];
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
@@ -75,7 +76,7 @@ void for_each(uint32_t offset, uint32_t num_bytes, F f) {
   }
 }
 
-void read_as(const Accessor& reader, uint32_t offset, uint32_t num_bytes, const Site& site) {
+void read_as(const Accessor& reader, uint32_t offset, uint32_t num_bytes, Site site) {
   for_each(offset, num_bytes, [&](Shadow& shadow, uint32_t at) {
     const Finding finding = note_read(shadow, reader, site);
     if (finding.what != nullptr) [[unlikely]]
@@ -83,7 +84,7 @@ void read_as(const Accessor& reader, uint32_t offset, uint32_t num_bytes, const 
   });
 }
 
-void write_as(const Accessor& writer, uint32_t offset, uint32_t num_bytes, bool in_flight, const Site& site) {
+void write_as(const Accessor& writer, uint32_t offset, uint32_t num_bytes, bool in_flight, Site site) {
   for_each(offset, num_bytes, [&](Shadow& shadow, uint32_t at) {
     const Finding finding = note_write(shadow, writer, site);
     if (finding.what != nullptr) [[unlikely]]
@@ -127,20 +128,20 @@ void begin_block_of_shared(uint32_t num_bytes) {
 
 uint32_t shared_size() { return size; }
 
-void read_shared(void* result, int64_t offset, uint32_t num_bytes, uint32_t alignment, const Site& site) {
-  expect_inside("reads", offset, num_bytes, alignment, site);
-  read_as(running_thread(), static_cast<uint32_t>(offset), num_bytes, site);
-  std::memcpy(result, buffer + offset, num_bytes);
+void read_shared(void* result, int64_t offset, Extent extent, Site site) {
+  expect_inside("reads", offset, extent, site);
+  read_as(running_thread(), static_cast<uint32_t>(offset), extent.num_bytes, site);
+  copy_bytes(result, buffer + offset, extent.num_bytes);
 }
 
-void write_shared(const void* value, int64_t offset, uint32_t num_bytes, uint32_t alignment, const Site& site) {
-  expect_inside("writes", offset, num_bytes, alignment, site);
-  write_as(running_thread(), static_cast<uint32_t>(offset), num_bytes, false, site);
-  std::memcpy(buffer + offset, value, num_bytes);
+void write_shared(const void* value, int64_t offset, Extent extent, Site site) {
+  expect_inside("writes", offset, extent, site);
+  write_as(running_thread(), static_cast<uint32_t>(offset), extent.num_bytes, false, site);
+  copy_bytes(buffer + offset, value, extent.num_bytes);
 }
 
-int add_shared(int value, int64_t offset, const Site& site) {
-  expect_inside("adds to", offset, sizeof(int), alignof(int), site);
+int add_shared(int value, int64_t offset, Site site) {
+  expect_inside("adds to", offset, extent_of<int>, site);
   for_each(static_cast<uint32_t>(offset), sizeof(int), [&](Shadow& shadow, uint32_t at) {
     const Finding finding = note_atomic(shadow, running_thread(), site);
     if (finding.what != nullptr) [[unlikely]]
@@ -153,22 +154,24 @@ int add_shared(int value, int64_t offset, const Site& site) {
   return before;
 }
 
-const unsigned char* read_row(uint32_t address, const Site& site) {
+const unsigned char* read_row(uint32_t address, Site site) {
   const int64_t offset = static_cast<int64_t>(address) - kSharedBase;
-  expect_inside("reads", offset, 16, 16, site);
+  expect_inside("reads", offset, {16, 16}, site);
   Accessor warp = running_thread();
   warp.lanes = ~0u;
   read_as(warp, static_cast<uint32_t>(offset), 16, site);
   return buffer + offset;
 }
 
-void copy_async(uint32_t target, uint64_t source, uint32_t num_bytes, const Site& site) {
+void copy_async(uint32_t target, uint64_t source, uint32_t num_bytes, const Allocation* made_from, bool valid,
+                Site site) {
+  if (valid) expect_copyable(source, num_bytes, made_from, site);
   const int64_t offset = static_cast<int64_t>(target) - kSharedBase;
-  expect_inside("copies to", offset, num_bytes, num_bytes, site);
+  expect_inside("copies to", offset, {num_bytes, num_bytes}, site);
   write_as(running_thread(), static_cast<uint32_t>(offset), num_bytes, true, site);
   std::memset(buffer + offset, 0xFF, num_bytes);
-  if (source != 0) counts.copied_bytes += num_bytes;
-  copies_of[place.thread].copies.push_back({static_cast<uint32_t>(offset), num_bytes, source});
+  if (valid) counts.copied_bytes += num_bytes;
+  copies_of[place.thread].copies.push_back({static_cast<uint32_t>(offset), num_bytes, valid ? source : 0});
 }
 
 void commit_copies() {
@@ -184,7 +187,7 @@ void wait_copies(int max_groups) {
   for (; c.landed < end; ++c.landed) land(c.copies[c.landed]);
 }
 
-void expect_no_copies(const Site& site) {
+void expect_no_copies(Site site) {
   const Copies& c = copies_of[place.thread];
   if (c.landed == c.copies.size()) return;
   const Shadow& first = words[c.copies[c.landed].offset / 4];
