@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import json
 import os
@@ -98,6 +99,8 @@ def _run_one(title: str, module: ModuleType, options: argparse.Namespace) -> int
             _write(options.json, json.dumps(report, indent=2) + "\n")
 
     bench = Bench(kind=options.kind, clock=getattr(module, "CLOCK", time.perf_counter), on_change=save)
+    gc.collect()
+    gc.freeze()  # each figure starts with a collection, which would walk all modules
     with bench.case(title):
         module.run(bench, options)
     bench.show_targets()

@@ -90,11 +90,12 @@ def _write(bench: Bench, torch: Any, case: Case, pools: Pools, threads: tuple[in
     subject = works.pop("ours")
 
     def check() -> None:
-        for _slots, blocks, offsets in mappings:
+        expected = [rows.astype(DTYPES[case.dtype]).view(np.uint8) for rows in new]
+        for slots, blocks, offsets in mappings:
             subject()
-            for cache, rows in zip(pools.caches["ours"], new, strict=True):
-                expected = rows.astype(cache.dtype)
-                np.testing.assert_array_equal(cache[blocks, offsets].view(np.uint8), expected.view(np.uint8))
+            for cache, rows in zip(pools.caches["ours"], expected, strict=True):
+                if not np.array_equal(cache[blocks, offsets].view(np.uint8), rows):
+                    raise AssertionError(f"the rows at slots {slots} are not those that were written")
 
     for count in threads:
         with on_threads(count, torch):

@@ -95,18 +95,31 @@ def test_without_torch_its_controls_are_left_out_and_a_line_says_so(smoke):
         assert not any("torch" in control for control in controls)
 
 
-def test_torch_is_a_control_if_it_is_installed(torch, tmp_path):
-    ran = run_bench("cpu_write", "cpu_attention", "--smoke", "--json", tmp_path)
+@pytest.fixture(scope="module")
+def with_torch(tmp_path_factory):
+    """Figures by bench of smoke runs with torch, in one process: its import takes longer than a bench."""
+    folder = tmp_path_factory.mktemp("with_torch")
+    names = ("cpu_write", "cpu_attention", "dispatch")
+    code = (
+        "import sys; from bench import cli\n"
+        "ended = [cli.main([name, '--smoke', '--json', f'{sys.argv[1]}/{name}.json']) for name in sys.argv[2:]]\n"
+        "sys.exit(max(ended))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(folder), *names], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stderr
-    for name in ("cpu_write", "cpu_attention"):
-        result = json.loads((tmp_path / f"{name}.json").read_text())["results"][name]
-        # Block sizes and instruction sets are compared among themselves.
-        figures = [
-            figure for figure in result["figures"] if not {"block 16", "HND", "x86-64-v2"} & set(figure["controls"])
-        ]
-        assert figures
-        for figure in figures:
-            assert any("torch" in control for control in figure["controls"]), figure["name"]
+    reports = {name: json.loads((folder / f"{name}.json").read_text()) for name in names}
+    return {name: report["results"][name]["figures"] for name, report in reports.items()}
+
+
+@pytest.mark.parametrize("name", ["cpu_write", "cpu_attention"])
+def test_torch_is_a_control_if_it_is_installed(torch, with_torch, name):
+    # Block sizes and instruction sets are compared among themselves.
+    figures = [figure for figure in with_torch[name] if not {"block 16", "HND", "x86-64-v2"} & set(figure["controls"])]
+    assert figures
+    for figure in figures:
+        assert any("torch" in control for control in figure["controls"]), figure["name"]
 
 
 def test_frameworks_that_are_not_installed_are_left_out_of_dispatch(smoke):
@@ -117,13 +130,9 @@ def test_frameworks_that_are_not_installed_are_left_out_of_dispatch(smoke):
     assert not any("torch" in name for name in names)
 
 
-def test_dispatch_compares_torch_with_the_plain_call_and_with_its_own_arrays(torch, tmp_path):
-    path = tmp_path / "out.json"
-    ran = run_bench("dispatch", "--smoke", "--json", path)
-    assert ran.returncode == 0, ran.stderr
-    figures = json.loads(path.read_text())["results"]["dispatch"]["figures"]
+def test_dispatch_compares_torch_with_the_plain_call_and_with_its_own_arrays(torch, with_torch):
     for name in ("write_kv, torch eager", "paged_attention, torch eager", "write_kv, torch.compile"):
-        (figure,) = (figure for figure in figures if figure["name"] == name)
+        (figure,) = (figure for figure in with_torch["dispatch"] if figure["name"] == name)
         assert list(figure["controls"]) == ["pagecore.Tensor", "pagecore's function, torch arrays"]
 
 
