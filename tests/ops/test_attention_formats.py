@@ -197,10 +197,10 @@ def test_keys_and_values_of_different_formats(isa, lens, dtype, cache_dtype, for
 SMALLEST_DIM = {name: format.group or format.codes_per_byte for name, format in FORMATS.items()}
 
 
+@EVERY_ISA
 @pytest.mark.parametrize(
-    ("format", "units", "isa", "lens", "dtype"),
-    in_turn(FORMATS, [(1, 1), (5, 3), (3, 17), (8, 7)], ISAS, over=[[MIXED, DECODE], PRODUCTS]),
-    indirect=["isa"],
+    ("format", "units", "lens", "dtype"),
+    in_turn(FORMATS, [(1, 1), (5, 3), (3, 17), (8, 7)], over=[[MIXED, DECODE], PRODUCTS]),
 )
 def test_every_dim_that_the_groups_divide(isa, lens, format, dtype, units):
     unit, heads = SMALLEST_DIM[format], (5, 5) if units[0] % 2 else (6, 1)
@@ -252,9 +252,8 @@ FEW_ROWS = [("float16", (4, 2)), ("bfloat16", (14, 2)), ("float32", (8, 2)), ("f
 LONG_DIMS = [(64, 64), (128, 128), (192, 64), (256, 192), (96, 320), (320, 160)]
 
 
-@pytest.mark.parametrize(
-    ("isa", "format", "few", "dims"), in_turn(ISAS, FORMATS, FEW_ROWS, over=[LONG_DIMS]), indirect=["isa"], ids=str
-)
+@EVERY_ISA
+@pytest.mark.parametrize(("format", "few", "dims"), in_turn(FORMATS, FEW_ROWS, over=[LONG_DIMS]), ids=str)
 def test_few_query_rows_of_every_dtype(isa, format, few, dims):
     """Their products take codes as integers or floats, by the dtype of the queries."""
     dtype, heads = few

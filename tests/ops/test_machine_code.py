@@ -86,7 +86,7 @@ def built_object(level: str) -> Path | None:
 
 @cache
 def instructions(level: str) -> tuple[str, ...]:
-    """Return every instruction of a level's kernels, from its object or from its namespace in the extension."""
+    """Return the instructions of a level's kernels, from its object or from its namespace in the extension."""
     path = built_object(level)
     if path is not None:
         return tuple(parsed(run(f"{prefix(level)}objdump", "-d", "--no-show-raw-insn", path)))
@@ -99,13 +99,12 @@ def instructions(level: str) -> tuple[str, ...]:
     functions = [text for text in re.split(r"\n(?=[0-9a-f]+ <)", listing) if own in text.partition("\n")[0]]
     if not functions:
         missing("symbols", f"{_cpu.__file__} is stripped and {BUILT} has no objects")
-    return tuple(line for text in functions for line in parsed(text))
+    return tuple(parsed("\n".join(functions)))
 
 
 def parsed(listing: str) -> list[str]:
-    """Return the instructions, each as its mnemonic, one blank and its operands."""
-    lines = (line.split("\t", 1) for line in listing.splitlines())
-    return [re.sub(r"\s+", " ", parts[1]) for parts in lines if len(parts) == 2 and parts[0].endswith(":")]
+    """Return each different instruction once, as its mnemonic, one blank and its operands."""
+    return sorted({re.sub(r"\s+", " ", text) for text in set(re.findall(r"^.*?:\t(.+)$", listing, re.MULTILINE))})
 
 
 def complaints(code: Code, lines: tuple[str, ...]) -> list[str]:

@@ -7,9 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,14 +16,11 @@ import pagecore
 from pagecore import errors, ops
 from pagecore.ops.cpu_count import usable_cores
 from tests.ops.cases import Shape, make_case
+from tests.ops.threaded_calls import DECODE, HEADS, MIXED, WRONG, signal_bits
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-C_LIBRARY_SIGNALS = 0b11 << 31  # 32 and 33, which glibc reserves
-# Long enough for eight threads: decode, and prompts with decode.
-DECODE = Shape(seq_lens=(3000, 17, 1500, 0, 900, 2100), heads=(8, 4))
-MIXED = Shape(seq_lens=(1500, 300, 1, 2100, 700), query_lens=(1, 300, 1, 5, 90), heads=(8, 4))
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +31,8 @@ def _given_back():
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a program in a new interpreter, which must end."""
-    code = f"import sys, os, threading\nimport pagecore\nfrom tests.ops import test_threads as t\n{code}"
+    helpers = "from tests.ops import threaded_calls as t\n" if "t." in code else ""
+    code = f"import sys, os, threading\nimport pagecore\n{helpers}{code}"
     env = {name: value for name, value in os.environ.items() if name != "PAGECORE_NUM_THREADS"} | environment
     return subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False
@@ -48,32 +44,6 @@ def succeeds(code: str, **environment: str) -> str:
     assert done.returncode == 0, done.stderr
     assert not done.stderr
     return done.stdout
-
-
-def attend(num_threads: int | None = None) -> Any:
-    """Return the source of a program with one multi-threaded call."""
-    if num_threads is not None:
-        pagecore.set_num_threads(num_threads)
-    return make_case(DECODE).run()
-
-
-def signal_bits(signals: Iterable[int]) -> int:
-    return sum(1 << (number - 1) for number in signals)
-
-
-def own_threads() -> dict[str, int]:
-    """Return the threads of the kernels in this process by name, with the signals that each blocks.
-
-    A thread blocks every signal, the C library's own two as well, until the system first runs it: wait for that.
-    """
-    valid = signal_bits(signal.valid_signals())
-    while True:
-        tasks = [(task / "status").read_text() for task in Path("/proc/self/task").iterdir()]
-        fields = [dict(line.split(":\t") for line in text.splitlines()) for text in tasks]
-        found = {each["Name"]: int(each["SigBlk"], 16) for each in fields if each["Name"].startswith("pagecore-")}
-        if not any(blocked & C_LIBRARY_SIGNALS for blocked in found.values()):
-            return {name: blocked & valid for name, blocked in sorted(found.items())}
-        os.sched_yield()
 
 
 # ---- number of threads
@@ -100,9 +70,6 @@ def test_an_invalid_count_is_refused_and_changes_nothing(count):
     assert pagecore.num_threads() == 3
 
 
-WRONG = ["0", "-2", "two", "1.5", "1025", "9" * 5000, "2 ", "\u0663", "1_0"]
-
-
 def test_an_invalid_environment_variable_is_an_error_of_the_first_call_that_reads_it():
     """Each value is that of a process which has not read the variable yet: a child of one that has only imported."""
     said = succeeds(
@@ -127,9 +94,6 @@ def test_an_invalid_environment_variable_is_an_error_of_the_first_call_that_read
         assert f"PAGECORE_NUM_THREADS is {wrong!r}" in lines[0]
         assert "1 to 1024, or unset" in lines[0]
         assert lines[4:] == ["2"]
-
-
-HEADS = {"num_query_heads": 8, "num_kv_heads": 2}
 
 
 def test_a_plan_is_for_the_number_of_threads_at_the_time_of_planning():
