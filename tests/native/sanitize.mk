@@ -25,7 +25,7 @@ TSAN := -fsanitize=thread
 FLAGS_asan := -Og $(ASAN)
 FLAGS_tsan := -Og $(TSAN)
 # Linked with the libraries of the package, drivers take longer to compile than to run.
-FLAGS_plain := $(if $(LIBRARIES),-Og,-O2)
+FLAGS_plain := $(if $(LIBRARIES),-Og -g0,-O2)
 
 # As in setup.py.
 ISAS_x86_64 := v2 v3 v4 v4_bf16 v4_amx
