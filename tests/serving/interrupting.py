@@ -8,8 +8,9 @@ from tests.faults import PAGECORE, is_full, lines_of, raise_at
 from tests.serving.recovery import Engine
 
 SERVING = PAGECORE / "serving"
-# A run meets this many interrupts, a quarter of its calls apart; a point has a run of its own with PAGECORE_FAULTS=full.
+# Interrupts in one run, far apart; with PAGECORE_FAULTS=full each has a run of its own.
 POINTS_AT_ONCE = 1 if is_full() else 4
+# Calls of each kind that `in_turn` interrupts at every event.
 WHOLE_CALLS = 2
 
 

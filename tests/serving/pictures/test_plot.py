@@ -264,7 +264,7 @@ def test_a_run_shorter_than_a_span_can_be_drawn():
 
 
 def test_the_file_is_a_png_whatever_its_name(tmp_path, two_groups):
-    for name in ("a.png", "b", "c.PNG"):
+    for name in ("b", "c.PNG"):
         save(two_groups.timeline, tmp_path / name, "x")
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG\r\n")
 
