@@ -1,0 +1,46 @@
+"""The option --cases of tests/conftest.py keeps a few evenly spaced cases of each test."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from tests.conftest import pytest_keep_few_cases
+
+
+class Item:
+    def __init__(self, nodeid):
+        self.nodeid = nodeid
+
+
+def kept(names, most):
+    """Return the names of the tests that remain with ``--cases most``; the others are reported as deselected."""
+    items, dropped = [Item(name) for name in names], []
+
+    def pytest_deselected(items):
+        dropped.extend(items)
+
+    hook = SimpleNamespace(pytest_deselected=pytest_deselected)
+    pytest_keep_few_cases(SimpleNamespace(option=SimpleNamespace(cases=most), hook=hook), items)
+    assert sorted(item.nodeid for item in items + dropped) == sorted(names)
+    return [item.nodeid for item in items]
+
+
+def cases(test, count):
+    return [f"{test}[{number}]" for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "expected"), [(7, 2, [0, 4]), (7, 3, [0, 3, 6]), (2, 2, [0, 1]), (5, 1, [0])]
+)
+def test_cases_are_evenly_spaced_from_the_first(count, most, expected):
+    names = cases("a.py::test", count)
+    assert kept(names, most) == [names[number] for number in expected]
+
+
+def test_each_test_keeps_cases_of_its_own_in_order():
+    names = [*cases("a.py::one", 3), "a.py::plain", *cases("b.py::one", 4), "b.py::A::one[x[1]-2]", "b.py::A::one[y]"]
+    assert kept(names, 1) == ["a.py::one[0]", "a.py::plain", "b.py::one[0]", "b.py::A::one[x[1]-2]"]
+
+
+def test_without_the_option_every_case_is_kept():
+    assert kept(cases("a.py::one", 9), None) == cases("a.py::one", 9)
