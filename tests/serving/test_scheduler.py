@@ -12,6 +12,7 @@ from pagecore.errors import InvalidSequence, OutOfBlocks, ShapeError, Unsupporte
 from pagecore.serving.scheduling.request import Request, RequestError, State
 from pagecore.serving.scheduling.scheduler import Scheduler
 from pagecore.storage import AttentionSpec
+from tests.faults import is_full
 from tests.serving.fake_cache import FakeCache, FakeSpace
 from tests.serving.runs import advance, drain, expected, request, sampled
 
@@ -35,7 +36,7 @@ SPACES = st.sampled_from([None, 1, 2, 3, 5, 9, 40])
 
 
 @pytest.mark.slow
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600 if is_full() else 300, deadline=None)
 @given(
     workload=workloads(),
     headroom=st.sampled_from([0.0, 0.01, 0.3, 1.0]),
@@ -124,7 +125,7 @@ def test_every_feasible_request_gets_exactly_its_tokens_and_all_blocks_are_freed
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300 if is_full() else 150, deadline=None)
 @given(
     workload=workloads(),
     window=st.integers(1, 9),

@@ -108,7 +108,7 @@ def test_states_that_few_slots_hold_are_evicted(chats):
 )
 def test_few_slots_keep_the_states_that_shared_prompts_need(tmp_path, prompts, num_states, max_running, memory_blocks):
     path = tmp_path / "shared.jsonl"
-    write_shared_prompts(path, 240, prompts, 0.5)
+    write_shared_prompts(path, 140, prompts, 0.5)
     options = ReplayOptions(model=SMALL, blocks=memory_blocks, num_states=num_states, max_running=max_running)
     report = replay(path, options)
     best = replay(path, replace(options, blocks="unbounded", num_states=None))
@@ -122,7 +122,7 @@ def test_few_slots_keep_the_states_that_shared_prompts_need(tmp_path, prompts, n
 @pytest.mark.slow
 def test_checkpoints_before_the_end_of_prompts_serve_the_second_request_with_a_shared_prompt(tmp_path):
     path = tmp_path / "shared.jsonl"
-    write_shared_prompts(path, 240, 60, 1.0)
+    write_shared_prompts(path, 150, 60, 0.5)
     best = sum(best_state_hits([request.prompt() for request in read_trace(path)], 64, 10_000))
     options = ReplayOptions(model=SMALL, blocks="unbounded", max_running=8)
     with_none, with_some = (replay(path, replace(options, prompt_checkpoints=n)).states for n in (0, None))

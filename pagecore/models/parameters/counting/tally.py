@@ -21,6 +21,9 @@ class Split(Enum):
     KEY_VALUE = "each rank of an attention group has its share of the heads, or a copy of one"
     COPY = "each rank has a copy"
 
+    # By identity: that of Enum is a Python function, and a count hashes members thousands of times.
+    __hash__ = object.__hash__
+
 
 class Kind(Enum):
     """Groups of parameters that quantised checkpoints treat alike."""
@@ -30,6 +33,8 @@ class Kind(Enum):
     EMBEDDING = "embeddings and the output head"
     VISION = "encoders of images and audio, and their projectors"
     OTHER = "norms, biases, routers, convolutions"
+
+    __hash__ = object.__hash__
 
 
 # Kinds of parameters that quantised checkpoints store with scales.
