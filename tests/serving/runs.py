@@ -7,16 +7,22 @@ from pagecore.serving.scheduling.request import Request
 
 def next_token(text, sample):
     """Return the next token of the fake model; it depends on every earlier token, so lost or repeated ones show."""
-    value = sample + 1
-    for token in text:
-        value = (value * 31 + int(token) + 7) % 1009
+    return after(sample + 1, text)
+
+
+def after(value, tokens):
+    """Return the next token after further `tokens`, where it was `value` before them."""
+    for token in tokens:
+        value = (value * 31 + token + 7) % 1009
     return value
 
 
 def expected(request, sample):
-    text = list(request.prompt)
+    text = request.prompt.tolist()
+    token = next_token(text, sample)
     for _ in range(request.max_new_tokens):
-        text.append(next_token(text, sample))
+        text.append(token)
+        token = after(token, [token])
     return text
 
 
@@ -25,7 +31,7 @@ def sampled(step):
     ids = []
     for run, row in zip(step.outputs, step.output_rows, strict=True):
         source = step.runs[row].held or run.held
-        known = [] if source is None else np.asarray(source.tokens)[: source.num_computed_tokens]
+        known = [] if source is None else np.asarray(source.tokens)[: source.num_computed_tokens].tolist()
         ids.append(next_token(known, run.sample))
     return ids
 
