@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import types
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,7 @@ def names_in(text, held):
     return {name for name in found if name}
 
 
+@cache
 def uses():
     """Return the dotted names below CuPy, each with the files that use it."""
     found = {}
@@ -64,7 +66,7 @@ def uses():
         if path.suffix == ".pyx":  # Cython, which `ast` cannot parse
             names = set(re.findall(r"(?<![\w.`\"])cupy\.([a-z]\w*(?:\.\w+)*)", re.sub(r'"""[^"]*"""', "", text)))
         else:
-            names = names_in(text, HELD.get(name, {}))
+            names = names_in(text, HELD.get(name, {})) if name in HELD or "cupy" in text else set()
         for each in names:
             found.setdefault(each, []).append(name)
     return found

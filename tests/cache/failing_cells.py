@@ -9,6 +9,7 @@ import json
 import sys
 
 from pagecore import set_num_threads
+from tests.cache.operations import OPERATIONS
 from tests.cache.verdicts import Cell, judge, outcome, spread
 from tests.faults import NativeAllocations, PythonAllocations, fail_allocation
 
@@ -25,7 +26,8 @@ def main(most: int) -> None:
         states = outcome(cell)
         # Every Python allocation of this process is a native one.
         total = native.count(cell.ready()[1])
-        for n in spread(total, most):
+        turn = list(OPERATIONS).index(cell.operation) + list(KINDS).index(kind)
+        for n in spread(total, most, turn):
             if n < first:
                 continue
             report("point", n)

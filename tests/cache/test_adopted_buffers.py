@@ -43,7 +43,7 @@ def test_a_cache_in_memory_of_the_caller_agrees_with_the_model(machine, layout):
             return PagedKVCache(layers, layout=layout, buffers=buffers, **options)
 
     limits = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
-    run_state_machine_as_test(InOwnedMemory, settings=settings(max_examples=8, stateful_step_count=30, **limits))
+    run_state_machine_as_test(InOwnedMemory, settings=settings(max_examples=4, stateful_step_count=30, **limits))
 
 
 def computed(cache, sequence):

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from pagecore import AttentionSpec, CrossSpec, OutOfBlocks, PagedKVCache, SwapSpace
 from tests.cache.test_cross import attention
+from tests.faults import is_full
 from tests.reference.dense import dense_attention
 
 SELF = AttentionSpec(1, 8, dtype="float32", num_query_heads=2)
@@ -258,4 +259,4 @@ class CrossMachine(RuleBasedStateMachine):
 
 
 TestCrossMachine = pytest.mark.slow(CrossMachine.TestCase)
-TestCrossMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestCrossMachine.settings = settings(max_examples=60 if is_full() else 40, stateful_step_count=30, deadline=None)

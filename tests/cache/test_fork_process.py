@@ -1,6 +1,7 @@
 """os.fork() while another thread is in a call of a cache: the lock is free in the child, and the cache intact."""
 
 import os
+import sys
 import threading
 import time
 
@@ -53,12 +54,15 @@ def test_a_child_finds_a_cache_free_that_other_threads_use():
                 assert cache.num_available >= 0
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)  # the main thread does not wait 5 ms for each of the others
     for thread in threads:
         thread.start()
     try:
         assert all(child_ends_well(cache) for _ in range(15))
     finally:
         stop.set()
+        sys.setswitchinterval(interval)
         for thread in threads:
             thread.join()
     cache.check_invariants()

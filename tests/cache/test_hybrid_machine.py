@@ -14,6 +14,7 @@ from pagecore import LatentSpec, StateSpec, SwapSpace, UnsupportedOption, dequan
 from tests.cache.hybrid_models import MODELS
 from tests.cache.test_prefix_machine import BLOCK, PrefixMachine, made
 from tests.cache.tree_rules import segments
+from tests.faults import is_full
 from tests.reference.dense import dense_attention
 
 
@@ -301,4 +302,4 @@ class HybridMachine(PrefixMachine):
 
 
 TestHybridMachine = pytest.mark.slow(HybridMachine.TestCase)
-TestHybridMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestHybridMachine.settings = settings(max_examples=80 if is_full() else 50, stateful_step_count=40, deadline=None)

@@ -10,6 +10,7 @@ from pagecore import AttentionSpec, StateSpec, SwapSpace
 from tests.cache.hybrid_models import CONV, TEMPORAL
 from tests.cache.test_hybrid_machine import HybridMachine
 from tests.cache.test_prefix_machine import PrefixMachine
+from tests.faults import is_full
 
 ROOM = 40  # tokens of the smallest pool
 
@@ -114,6 +115,6 @@ class RandomHybridMachine(AnySpecs, HybridMachine):
 
 
 TestRandomPrefixMachine = pytest.mark.slow(RandomPrefixMachine.TestCase)
-TestRandomPrefixMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestRandomPrefixMachine.settings = settings(max_examples=60 if is_full() else 40, stateful_step_count=30, deadline=None)
 TestRandomHybridMachine = pytest.mark.slow(RandomHybridMachine.TestCase)
-TestRandomHybridMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestRandomHybridMachine.settings = settings(max_examples=60 if is_full() else 40, stateful_step_count=30, deadline=None)

@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pagecore.errors import OutOfBlocks, PagecoreError
 from pagecore.index import BlockPool
+from tests.faults import is_full
 from tests.reference.block_pool import BlockPool as TwinPool
 
 # Ids around the ends of the pool, and some that no pool has.
@@ -92,3 +94,4 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolAgainstTwin = pytest.mark.slow(PoolMachine.TestCase)
+TestPoolAgainstTwin.settings = settings(max_examples=100 if is_full() else 50, deadline=None)

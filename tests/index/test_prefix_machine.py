@@ -5,6 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.faults import is_full
 from tests.index.prefix_cache import PrefixCache
 from tests.index.test_radix_against_twin import POLICIES
 
@@ -196,4 +197,4 @@ class PrefixMachine(RuleBasedStateMachine):
 
 
 TestPrefixMachine = pytest.mark.slow(PrefixMachine.TestCase)
-TestPrefixMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestPrefixMachine.settings = settings(max_examples=80 if is_full() else 50, stateful_step_count=40, deadline=None)

@@ -9,6 +9,7 @@ import pytest
 
 from pagecore.errors import PagecoreError
 from pagecore.index import BlockPool, BlockTables, RadixTree, RequestTable, SlotAllocator
+from tests.thinning import in_turn
 
 COUNT = 4096
 NUM_CALLS = 1000
@@ -46,9 +47,10 @@ def nonsense(array):
     return np.append(array[:-1] // 2 + 1, 2**31 - 5)
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.int64])
-@pytest.mark.parametrize("order", ["lifo", "fifo", "address"])
-@pytest.mark.parametrize("method", ["share", "free", "retire"])
+@pytest.mark.parametrize(
+    ("method", "dtype", "order"),
+    in_turn(["share", "free", "retire"], [np.int32, np.int64], over=[["lifo", "fifo", "address"]]),
+)
 def test_ids_of_a_pool_are_read_once(method, order, dtype):
     pool = BlockPool(COUNT + 1, order=order)
     whole = pool.allocate(COUNT)

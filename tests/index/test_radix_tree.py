@@ -128,8 +128,9 @@ def test_a_chain_as_deep_as_its_tokens_needs_no_stack():
     tree = RadixTree(1)
     tokens, ids = np.zeros(20_000, np.int32), blocks(20_000)
     tree.insert(tokens, ids)
-    for end in range(1, 20_000, 2):
+    for end in range(19_999, 0, -2):  # each walk ends at the node that it splits, the first one
         tree.match_and_lock(tokens[:end]).release()
+    tree.match_and_lock(tokens).release()
     assert tree.num_nodes == 10_001
     tree.check_invariants()
     assert tree.evict("full", 20_000).blocks.tolist() == ids.tolist()[::-1]

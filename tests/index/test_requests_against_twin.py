@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pagecore.errors import OutOfRows, PagecoreError
 from pagecore.index import RequestTable
+from tests.faults import is_full
 from tests.reference.request_table import RequestTable as TwinTable
 
 any_slot = st.one_of(st.integers(-2, 10**6), st.sampled_from([2**31 - 1, -(2**31)]))
@@ -96,3 +98,4 @@ class RequestsMachine(RuleBasedStateMachine):
 
 
 TestRequestsAgainstTwin = pytest.mark.slow(RequestsMachine.TestCase)
+TestRequestsAgainstTwin.settings = settings(max_examples=100 if is_full() else 50, deadline=None)

@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pagecore.errors import OutOfBlocks, PagecoreError
 from pagecore.index import BlockPool, SlotAllocator
+from tests.faults import is_full
 from tests.reference.block_pool import BlockPool as TwinPool
 from tests.reference.slot_allocator import SlotAllocator as TwinAllocator
 
@@ -210,3 +212,4 @@ class SlotsMachine(RuleBasedStateMachine):
 
 
 TestSlotsAgainstTwin = pytest.mark.slow(SlotsMachine.TestCase)
+TestSlotsAgainstTwin.settings = settings(max_examples=100 if is_full() else 50, deadline=None)

@@ -1,11 +1,13 @@
 """StateTable and its plain twin under the same random calls, with a recurrence that shows what every slot holds."""
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pagecore.errors import OutOfBlocks, PagecoreError
 from pagecore.index import BlockPool, BlockTables, StateBuffers, StateTable, StepBuffers
+from tests.faults import is_full
 from tests.reference.block_pool import BlockPool as TwinPool
 from tests.reference.block_tables import BlockTables as TwinTables
 from tests.reference.state_table import StateTable as TwinStates
@@ -357,3 +359,4 @@ class StatesMachine(RuleBasedStateMachine):
 
 
 TestStates = pytest.mark.slow(StatesMachine.TestCase)
+TestStates.settings = settings(max_examples=100 if is_full() else 50, deadline=None)

@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pagecore.errors import OutOfBlocks, PagecoreError
 from pagecore.index import BlockPool, BlockTables, StepBuffers
+from tests.faults import is_full
 from tests.reference.block_pool import BlockPool as TwinPool
 from tests.reference.block_tables import BlockTables as TwinTables
 
@@ -281,6 +283,7 @@ class TablesMachine(RuleBasedStateMachine):
 
 
 TestTablesAgainstTwin = pytest.mark.slow(TablesMachine.TestCase)
+TestTablesAgainstTwin.settings = settings(max_examples=100 if is_full() else 50, deadline=None)
 
 
 def test_changes_of_a_long_row_are_all_taken():

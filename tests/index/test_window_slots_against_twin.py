@@ -1,10 +1,12 @@
 """WindowSlotAllocator and its plain twin under the same random calls, including failing ones."""
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
 from pagecore.index import BlockPool, WindowSlotAllocator
+from tests.faults import is_full
 from tests.index.test_slots_against_twin import SlotsMachine, wild_slots
 from tests.reference.block_pool import BlockPool as TwinPool
 from tests.reference.window_slots import WindowSlotAllocator as TwinAllocator
@@ -74,3 +76,4 @@ class WindowSlotsMachine(SlotsMachine):
 
 
 TestWindowSlotsAgainstTwin = pytest.mark.slow(WindowSlotsMachine.TestCase)
+TestWindowSlotsAgainstTwin.settings = settings(max_examples=100 if is_full() else 50, deadline=None)
