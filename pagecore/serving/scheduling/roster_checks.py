@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from pagecore.errors import PagecoreError
 from pagecore.serving.scheduling.request import State
@@ -20,11 +20,13 @@ def check_roster(roster: Roster) -> None:
     _check(roster.is_settled, "a transition is open")
     for run in roster.running:
         is_held = run.held is not None and run.held is roster.found(run) and not run.held.is_swapped
-        _check(is_held and run.state is State.RUNNING, f"{run!r} is running without its sequence in the cache")
+        if not is_held or run.state is not State.RUNNING:
+            _refuse(f"{run!r} is running without its sequence in the cache")
     for run in roster.waiting:
         is_held = run.held is not None and (run.held.is_swapped or run in roster.pinned)
         is_right = is_held if roster.found(run) is not None else run.held is None
-        _check(is_right and run.state is State.WAITING, f"{run!r} is waiting but holds {run.held!r}")
+        if not is_right or run.state is not State.WAITING:
+            _refuse(f"{run!r} is waiting but holds {run.held!r}")
     _check(roster.waiting.keys() >= roster.pinned.keys(), "a pinned run is not in the queue")
     fresh = [run.arrival for run in roster.waiting if not run.num_preemptions]
     is_ordered = all(first < second for first, second in pairwise(fresh))
@@ -37,12 +39,18 @@ def check_roster(roster: Roster) -> None:
     tokens = sum(run.num_tokens_left for run in roster.waiting)
     _check(roster.num_waiting_tokens == tokens, f"{roster.num_waiting_tokens=}, counted {tokens}")
     for step in roster.steps[:-1]:
-        _check(step.state is StepState.COMMITTED, f"{step!r} is open before a newer step")
+        if step.state is not StepState.COMMITTED:
+            _refuse(f"{step!r} is open before a newer step")
     _check(not roster.must_accept or len(roster.steps) == 1, "no step is left to accept")
     is_scheduled = roster.step is not None and roster.step.state is StepState.SCHEDULED
-    _check(roster.batch.in_flight == is_scheduled, f"{roster.batch.in_flight=} for {roster.step!r}")
+    if roster.batch.in_flight != is_scheduled:
+        _refuse(f"{roster.batch.in_flight=} for {roster.step!r}")
 
 
 def _check(holds: bool, message: str) -> None:
     if not holds:
-        raise PagecoreError(f"inconsistent scheduler state: {message}")
+        _refuse(message)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise PagecoreError(f"inconsistent scheduler state: {message}")
