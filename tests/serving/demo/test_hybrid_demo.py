@@ -14,7 +14,7 @@ from tests.thinning import in_turn
 
 pytestmark = pytest.mark.slow
 
-FEW = DemoConfig.hybrid(num_requests=8)
+FEW = DemoConfig.hybrid(num_requests=6)
 
 
 @pytest.fixture(scope="module")
