@@ -11,6 +11,7 @@ from pagecore.models.parameters import Kind, count_parameters, vision_tower
 from pagecore.serving.planner import DeviceOptions, plan_model
 from tests.capabilities import require
 from tests.models.parameters.test_sweep import CLIP, QWEN, SIGLIP, TOWER, built, general
+from tests.models.record_encoders import INKLING
 
 TEXT_OF = {
     **ANY_TEXT_MODEL,
@@ -134,6 +135,17 @@ def test_a_small_muse_spark_with_images_and_sound():
     ):
         with pytest.raises(ConfigError, match=f"audio_config.{next(iter(bad))} is .*{reason}"):
             count_parameters(written | {"audio_config": LEVELS | bad})
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_small_inkling_2_with_images(has_bias):
+    transformers = require("transformers")
+    tower = TOWER | {"patch_size": 10, "posemb_grid_size": 5, "projection_hidden_dim": 28, "text_hidden_size": 48}
+    config = transformers.AutoConfig.for_model(
+        "inkling2", text_config=INKLING, vision_config=tower | {"projector_bias": has_bias}
+    )
+    assert count_parameters(config.to_dict()).total == built(config)
+    assert vision_tower(config.to_dict()).tokens(100) == 25
 
 
 def made(model_type, tower, whole):

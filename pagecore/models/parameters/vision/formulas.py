@@ -54,10 +54,16 @@ _KOSMOS_2_5: Mapping[str, object] = {
 # Sizes that published files leave out.
 FORMULA_SIZES: Mapping[str, Mapping[str, object]] = {
     "blip_vision_model": _BLIP,
+    "inkling2": {"posemb_grid_size": 32, "projector_bias": False, "spatial_merge_size": 2},
     "kosmos_2_5_vision_model": _KOSMOS_2_5,
 }
 FORMULA_TOWERS: Mapping[str, Tower] = {
     "granite_docling": Tower(add_rest=add_positions),
+    "inkling2": Tower(
+        has_patch_bias=False,
+        add_rest=_tower("0", "(posemb_grid_size ** 2 + 4 + 2 * layers) * hidden"),
+        aliases={"patch_size": "native_patch_size", "spatial_merge_size": "adapter_merge_size"},
+    ),
     "kosmos_2_5_vision_model": Tower(
         has_norm_bias=False,
         attention_biases=0,
@@ -102,6 +108,9 @@ FORMULA_PROJECTORS: Mapping[str, Projector] = {
         + len(deepstack_visual_indexes) * 2 * (
             hidden * scale_factor ** 2 + out_hidden_size
             + use_fine_route * (hidden * (scale_factor // 2) ** 2 + out_hidden_size))""",
+    ),
+    "inkling2": _projector(
+        "(hidden * merge ** 2 + text) * projection_hidden_dim", "projector_bias * (projection_hidden_dim + text)"
     ),
     "kosmos-2": _KOSMOS,
     "kosmos-2.5": _KOSMOS,
