@@ -16,6 +16,7 @@ from pagecore.models.parameters.counting.tally import Parameters, Tally
 from pagecore.models.parameters.decoders.mtp import count_mtp_layers, mtp_spec
 from pagecore.models.parameters.decoders.text_model import add_text_model
 from pagecore.models.parameters.encoders.count_with_encoder import count_with_encoder
+from pagecore.models.parameters.encoders.sound import add_melody_parts
 from pagecore.models.parameters.encoders.unknown_parts import refuse_unknown_parts
 from pagecore.models.parameters.vision.tower import add_vision, with_encoders
 from pagecore.storage import AttentionSpec, LatentSpec, RowSpec
@@ -72,6 +73,7 @@ def count_parameters(
         add_vision(tally, encoded, fields.integer("hidden_size"))
         add_audio(tally, encoded, fields.integer("hidden_size"))
         add_speaking_parts(tally, whole, fields.integer("hidden_size"))
+        add_melody_parts(tally, whole, fields.integer("hidden_size"))
         depth = depth_decoder(whole)
         if depth is not None:
             inner = count_parameters(depth)

@@ -28,7 +28,7 @@ UNCOUNTED |= {
 }
 UNCOUNTED |= {"nemotron_h_puzzle", "step5", "xllm"}
 SPEAKING = {"coarse_acoustics", "csm", "csm_depth_decoder_model", "higgs_audio_v2", "kyutai_speech_to_text", "moshi"}
-SPEAKING |= {"semantic", "step3p5"}
+SPEAKING |= {"musicgen_melody_decoder", "semantic", "step3p5"}
 FOLDER = Path(__file__).parents[1]
 RECORDED = json.loads((FOLDER / "parameters.json").read_text())
 WRITTEN = json.loads((FOLDER / "attended.json").read_text()) | json.loads((FOLDER / "stored.json").read_text())

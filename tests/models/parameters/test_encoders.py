@@ -162,6 +162,19 @@ def test_small_models_that_make_music(text, codec):
     assert sum(count_parameters(written, layers=range(n, n + 1)).total for n in range(3)) == whole
 
 
+@pytest.mark.parametrize("change", [{}, {"num_chroma": 48}])
+def test_small_models_that_continue_a_melody(change):
+    torch, transformers = require("torch"), require("transformers")
+    parts = {"text_encoder": T5 | {"model_type": "t5"}, "audio_encoder": CODEC | {"model_type": "encodec"}}
+    config = made("musicgen_melody", parts | {"decoder": MUSIC, **change})
+    with torch.device("meta"):
+        model = transformers.MusicgenMelodyForConditionalGeneration(config)
+    written = config.to_dict()
+    whole = count_parameters(written).total
+    assert whole == sum(each.numel() for each in model.parameters())
+    assert sum(count_parameters(written, layers=range(n, n + 1)).total for n in range(3)) == whole
+
+
 def test_encoders_of_music_that_are_not_counted_are_named():
     parts = {"text_encoder": T5 | {"model_type": "t5"}, "audio_encoder": CODEC | {"model_type": "encodec"}}
     written = made("musicgen", parts | {"decoder": MUSIC}).to_dict()

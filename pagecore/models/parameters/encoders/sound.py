@@ -20,7 +20,7 @@ from pagecore.models.parameters.encoders.cross_layers import (
     add_tables,
 )
 
-__all__ = ["add_dia", "add_moonshine", "add_moonshine_streaming", "add_musicgen"]
+__all__ = ["add_dia", "add_melody_parts", "add_moonshine", "add_moonshine_streaming", "add_musicgen"]
 
 _DIA_ENCODER: Mapping[str, object] = {
     "hidden_size": 1024,
@@ -132,6 +132,23 @@ def add_musicgen(tally: Tally, whole: Fields, decoder: DecoderStage) -> None:
     tally.add(rows * hidden, Kind.EMBEDDING, Split.TENSOR)
     if not decoder.is_first:
         return
+    _add_text_and_codec(tally, whole, hidden)
+
+
+def add_melody_parts(tally: Tally, whole: Fields, hidden: int) -> None:
+    """Add the T5 encoder and the EnCodec of a MusicGen Melody, and the projection of a melody; else nothing.
+
+    `hidden` is the number of features of the decoder.
+    """
+    if whole.given("model_type") != "musicgen_melody":
+        return
+    whole.defaults = {**whole.defaults, "num_chroma": 12}
+    _add_text_and_codec(tally, whole, hidden)
+    if whole.integer("num_chroma") != hidden:
+        tally.linear(whole.integer("num_chroma"), hidden, bias=True)
+
+
+def _add_text_and_codec(tally: Tally, whole: Fields, hidden: int) -> None:
     encoder, codec = whole.inner("text_encoder"), whole.inner("audio_encoder")
     for part, expected in ((encoder, "t5"), (codec, "encodec")):
         if part.given("model_type") != expected:

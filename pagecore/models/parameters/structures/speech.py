@@ -62,6 +62,12 @@ def _csm(fields: Fields) -> Settled:
     return {"first": rows * hidden}
 
 
+def _melody(fields: Fields) -> Settled:
+    """Each codebook has a table, with a row for its beginning, and a head."""
+    hidden, vocab, codebooks = (fields.integer(name) for name in ("hidden_size", "vocab_size", "num_codebooks"))
+    return {"first": (codebooks * (vocab + 1) - vocab) * hidden, "last": (codebooks - 1) * vocab * hidden}
+
+
 def _mlp_of_sound(tally: Tally, fields: Fields, _specs: Sequence[Any], _layer: int) -> None:
     add_mlp(tally, fields, _HIGGS, fields.integer("intermediate_size"), "audio_mlp.")
 
@@ -102,5 +108,13 @@ SPEECH: Mapping[str, Traits] = {
         can_tie=False, settle=_kyutai, defaults={"num_codebooks": 32, "codebook_vocab_size": 2049}
     ),
     "moshi": Traits(can_tie=False, settle=_settle_moshi),
+    "musicgen_melody_decoder": Traits(
+        can_tie=False,
+        norm_bias=True,
+        is_gated=False,
+        settle=_melody,
+        defaults={"num_codebooks": 4, "intermediate_size": 4096, "vocab_size": 2048},
+        aliases={"intermediate_size": "ffn_dim"},
+    ),
     "semantic": _BARK,
 }
