@@ -69,4 +69,4 @@ _OF_WHOLE: Mapping[tuple[str, str], Mapping[str, int]] = {
 def sizes_of(model_type: str, whole: object) -> Mapping[str, int]:
     """Return the default sizes of a family inside a model of type `whole` by the names of their fields."""
     own = dict(zip(_NAMES, _SIZES.get(model_type, ()), strict=False))
-    return own | _OF_WHOLE.get((str(whole), model_type), {})
+    return {**own, **_OF_WHOLE.get((str(whole), model_type), {})}
