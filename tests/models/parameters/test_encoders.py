@@ -82,6 +82,11 @@ def test_small_models_of_the_kin_of_t5(model_type, feed_forward):
         assert sum(stages) == whole + 101 * 32 * (model_type != "pop2piano")
 
 
+def test_an_untied_switch_transformer_has_a_table_for_each_side():
+    config = made("switch_transformers", T5 | {"tie_word_embeddings": False})
+    assert count_parameters(config.to_dict()).total == built(config)
+
+
 GEMMA = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 70}
 GEMMA |= {"num_key_value_heads": 2, "head_dim": 10, "query_pre_attn_scalar": 10}
 MOONSHINE = {"hidden_size": 48, "intermediate_size": 56, "encoder_num_hidden_layers": 2, "decoder_num_hidden_layers": 3}

@@ -197,7 +197,8 @@ def _t5(tally: Tally, fields: Fields, model_type: str, ends: _Ends) -> None:
     if model_type == "pop2piano":
         tally.add(fields.integer("composer_vocab_size") * hidden * ends.is_first, Kind.EMBEDDING)
     is_tied = fields.switch("tie_word_embeddings", True) and model_type != "pop2piano"
-    _add_rows(tally, fields, ends, vocab, vocab, is_tied)
+    copies = 3 if model_type == "switch_transformers" and not is_tied else 1
+    _add_rows(tally, fields, ends, copies * vocab, vocab, is_tied)
 
 
 def _is_sparse(fields: Fields, side: str) -> Callable[[int], bool]:
