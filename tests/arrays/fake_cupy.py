@@ -13,9 +13,11 @@ from typing import Any
 
 
 class CUDARuntimeError(RuntimeError):
-    def __init__(self, message: str, status: int = 999) -> None:
+    """CuPy's error, which has a status; with a message as well, where a test needs one."""
+
+    def __init__(self, message: str | int, status: int = 999) -> None:
         super().__init__(message)
-        self.status = status
+        self.status = message if isinstance(message, int) else status
 
 
 class CUDADriverError(RuntimeError):
@@ -38,6 +40,7 @@ class FakeCuda:
         self.streams: list[Any] = []  # streams entered and not yet left
         self.homes: dict[int, tuple[int, int]] = {}  # address: (device, kind of memory)
         self.launched: list[int] = []
+        self.event_status = 0
 
     # ---- effects of the functions
 
@@ -88,6 +91,10 @@ class FakeCuda:
     def hostUnregister(self, address: int) -> None:
         self.call("hostUnregister", address)
         self.homes.pop(address)
+
+    def eventQuery(self, event: int) -> int:
+        self.call("eventQuery", event)
+        return self.event_status
 
     def launchKernel(self, *arguments: int) -> None:
         (parameters,) = arguments[9:10]
@@ -167,7 +174,7 @@ def make_cupy(cuda: FakeCuda) -> types.ModuleType:
             name: getattr(cuda, name)
             for name in (
                 *("getDevice", "setDevice", "getDeviceCount", "getDeviceProperties", "pointerGetAttributes"),
-                *("hostRegister", "hostUnregister"),
+                *("hostRegister", "hostUnregister", "eventQuery"),
             )
         },
     )

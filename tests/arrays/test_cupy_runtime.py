@@ -252,6 +252,32 @@ def test_events_are_recorded_and_waited_for_on_their_device(fake, runtime):
     ]
 
 
+@pytest.mark.parametrize(("status", "done"), [(0, True), (600, False)])
+def test_an_event_is_done_or_not_ready(fake, runtime, status, done):
+    event = runtime.make_event(1)
+    fake.event_status = status
+    assert event.is_done() is done
+    assert ("eventQuery", 1, event.event.ptr) in fake.calls
+
+
+def test_an_event_after_failed_work_is_an_error_and_not_pending_for_ever(fake, runtime):
+    """CuPy returns the status of a query without raising it, and its `Event.done` is False for every error."""
+    event = runtime.make_event(1)
+    fake.event_status = 700
+    with pytest.raises(DeviceError, match="CUDA failed on cuda:1: 700"):
+        event.is_done()
+    assert fake.getDevice() == 0
+
+
+def test_a_capture_that_an_error_has_ended_is_a_device_error(fake, runtime):
+    fake.failures["streamIsCapturing"] = RuntimeError("an error has invalidated the capture sequence")
+    with pytest.raises(DeviceError, match="an error has invalidated the capture"):
+        runtime.is_capturing(77)
+    fake.failures["streamIsCapturing"] = CUDARuntimeError(BROKEN)
+    with pytest.raises(DeviceError, match=BROKEN):
+        runtime.is_capturing(77)
+
+
 def test_synchronize_waits_for_a_stream_and_for_the_default_stream_of_every_device(fake, runtime):
     runtime.synchronize(77)
     assert fake.calls == [("streamSynchronize", 0, 77)]

@@ -22,8 +22,8 @@ from pagecore.errors import DeviceError, NotEnoughMemory, UnsupportedOption
 
 # A kernel needs an attribute to use more dynamic shared memory than this.
 _PLAIN_SHARED_BYTES = 48 * 1024
-# cudaErrorMemoryAllocation; CuPy does not export it.
-_ERROR_MEMORY_ALLOCATION = 2
+# cudaErrorMemoryAllocation and cudaErrorNotReady; CuPy does not export them.
+_ERROR_MEMORY_ALLOCATION, _ERROR_NOT_READY = 2, 600
 # cudaHostRegisterPortable | cudaHostRegisterMapped; CuPy does not export them.
 _REGISTER_FLAGS = 3
 # cudaErrorInvalidValue and cudaErrorNotSupported: replies to memory that other processes cannot open.
@@ -220,7 +220,12 @@ class CupyRuntime:
         if stream in (0, 1):  # never captured; querying them while another stream is being captured is an error
             return False
         with self._on(None):
-            return bool(self._runtime.streamIsCapturing(stream))
+            try:
+                return bool(self._runtime.streamIsCapturing(stream))
+            except self._runtime.CUDARuntimeError:
+                raise
+            except RuntimeError as error:  # CuPy's report of a capture that an error has ended
+                raise failure(None, error) from error
 
     def load(self, name: str, device: int, image: Callable[[], tuple[bytes, str]], shared_bytes: int) -> CupyKernel:
         """Load a cubin; it stays loaded for the life of the process."""
@@ -322,5 +327,9 @@ class CupyEvent:
 
     def is_done(self) -> bool:
         """Return True if the recorded work is done, or nothing was recorded; the host does not wait."""
+        runtime = self._owner._runtime
         with self._owner._on(self.device):
-            return bool(self.event.done)
+            status = runtime.eventQuery(self.event.ptr)  # returns errors, of earlier work too, instead of raising them
+            if status not in (0, _ERROR_NOT_READY):
+                raise runtime.CUDARuntimeError(status)
+        return bool(status == 0)
