@@ -93,6 +93,7 @@ class Kit:
         tensor = self._tensor(shape, strides, dtype, 0, num_bytes)
         if num_bytes and not self.is_emulated:
             self.runtime.fill(tensor.pointer, 0xFF, num_bytes, 0)
+            self.runtime.synchronize(0)  # streams of `stream` do not wait for stream 0
         return tensor
 
     def stream(self) -> int:

@@ -71,7 +71,8 @@ def check(cuda: Kit, case: Case, *, kernel: str = "", plan: dict[str, Any] | Non
     if "sinks" in more:
         more["sinks"] = cuda.put(np.asarray(more["sinks"], np.float32))
     compare(case, there.run(**more), **options)
-    assert there.kernel.startswith(kernel)
+    if cuda.is_emulated:
+        assert there.kernel.startswith(kernel)
 
 
 def listed_slots(case: Case, width: int, seed: int = 3) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
