@@ -10,6 +10,7 @@ import pagecore
 from pagecore.arrays import strided
 from pagecore.arrays.tensors.streams import note_work
 from pagecore.arrays.tensors.uploads import NUM_SLOTS, SLOT_BYTES_MAX, to_device, upload
+from pagecore.errors import DeviceError
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e5m2", "int64", "bool"])
@@ -41,6 +42,27 @@ def test_the_source_of_an_upload_may_change_at_once(cuda):
     cuda.runtime.synchronize(stream)
     for array, tensor in zip(arrays, tensors, strict=True):
         np.testing.assert_array_equal(cuda.get(tensor), array)
+
+
+def test_an_upload_is_refused_in_a_capture(cuda):
+    """A graph would copy what later uploads put into the staging memory."""
+    array, tensor, stream = np.arange(8, dtype=np.uint8), cuda.empty(8, "uint8"), cuda.stream()
+
+    def work(stream):
+        upload(array.ctypes.data, array.nbytes, tensor.pointer, stream, 0)
+
+    def refused(stream):
+        with pytest.raises(DeviceError, match="is being captured: upload before"):
+            work(stream)
+
+    for _ in range(NUM_SLOTS):  # the staging memory is allocated
+        work(stream)
+    cuda.runtime.synchronize(stream)
+    cuda.capture(refused)
+    for _ in range(NUM_SLOTS):
+        work(stream)
+    cuda.runtime.synchronize(stream)
+    np.testing.assert_array_equal(cuda.get(tensor), array)
 
 
 def test_views_are_views_of_the_same_memory(cuda):

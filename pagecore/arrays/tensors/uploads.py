@@ -15,6 +15,7 @@ from pagecore.arrays.cuda.pinned import PinnedRing
 from pagecore.arrays.cuda.protocol import Runtime
 from pagecore.arrays.tensors._make import empty
 from pagecore.arrays.tensors._tensor import Tensor, as_tensor
+from pagecore.errors import DeviceError
 
 # The host waits once NUM_SLOTS uploads to a device are pending, and at once for an upload over SLOT_BYTES_MAX.
 NUM_SLOTS = 64
@@ -60,11 +61,16 @@ def upload(source: int, num_bytes: int, target: int, stream: int, device: int) -
     Raises
     ------
     DeviceError
-        CUDA fails the copy, or a wait during a capture.
+        CUDA fails the copy; or `stream` is being captured, as its graph would read staging memory of later uploads.
     NotEnoughMemory
         The host cannot allocate pinned memory.
     """
     runtime = cuda.runtime()
+    if runtime.is_capturing(stream):
+        raise DeviceError(
+            f"{num_bytes} bytes of host memory are copied, and stream {stream:#x} is being captured: upload before the "
+            "capture"
+        )
     if num_bytes > SLOT_BYTES_MAX:
         runtime.copy(target, source, num_bytes, stream)
         runtime.synchronize(stream, device)
