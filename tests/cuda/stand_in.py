@@ -37,8 +37,9 @@ def pytest_configure(config: pytest.Config) -> None:
     emulator = config.stash[EMULATOR] = EmulatedRuntime()
 
     def refuse_capture(stream: int, what: str) -> None:
-        if emulator.is_capturing(stream):
-            raise DeviceError(f"{what} in a capture, which a GPU may allow")  # not the words of pagecore's refusals
+        # CuPy captures in the relaxed mode, which allows allocations.
+        if emulator.is_capturing(stream) and not what.endswith("is allocated"):
+            raise DeviceError(f"{what} in a capture")  # not the words of pagecore's refusals
 
     def capture(_: Kit, work: Callable[[int], None]) -> Callable[[], None]:
         stream = emulator.streams.make()
