@@ -1,6 +1,6 @@
-"""A stand-in for a GPU: the emulator behind an object with the methods of `Runtime` and nothing else.
+"""A substitute for a GPU: the emulator, of which tests see the methods of `Runtime` and nothing else.
 
-    python -m pytest -p tests.cuda.stand_in tests/cuda --runtime gpu
+    python -m pytest -p tests.cuda.substitute tests/cuda --runtime gpu
 
 runs the tests that a GPU runs; those that need the emulator are skipped. A test that reads a count of the emulator,
 relies on what it refuses during a capture, or does not wait for another stream fails here as it would on a GPU.
@@ -22,7 +22,7 @@ from tests.emulator.runtime import EmulatedRuntime
 EMULATOR = pytest.StashKey[EmulatedRuntime]()
 
 
-class StandIn:
+class Substitute:
     """The methods of `Runtime`, forwarded to an emulator that works as late as possible and reports no race."""
 
     def __init__(self, emulator: EmulatedRuntime) -> None:
@@ -60,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
     emulator.streams.refuse_capture = refuse_capture
     Kit.stream = lambda _: emulator.streams.make()
     Kit.capture = capture
-    running = use_runtime(StandIn(emulator))
+    running = use_runtime(Substitute(emulator))
     running.__enter__()
     config.add_cleanup(lambda: running.__exit__(None, None, None))
 
