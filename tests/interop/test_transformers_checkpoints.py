@@ -10,6 +10,7 @@ from tests.interop.families import dynamic_cache, left_padded, make_cache, promp
 from tests.interop.generations import computed, expect, run
 from tests.interop.hybrids import HYBRIDS, make_hybrid
 from tests.interop.test_transformers_hybrids import assert_close, logits, states
+from tests.thinning import in_turn
 
 from pagecore.interop.transformers.states.running import Checkpoints, plan_segments  # isort: skip  # after families, which skips
 
@@ -23,19 +24,17 @@ def make(model, **options):
     return make_cache(model, **{"chunk": 8, "interval": 16} | options)
 
 
-def modes_of(family):
-    """Return both modes of generation with several rows for some families, and one in turn for the others."""
-    modes = [{"num_beams": 3}, {"do_sample": True, "num_return_sequences": 2}]
-    return modes if family in WITHOUT_WINDOWS else [modes[list(HYBRIDS).index(family) % 2]]
-
-
 def endings(base, *columns):
     """Return prompts that begin with `base` and end with other ids."""
     return [torch.cat([base, prompts(len(base), count, seed=9 + count)], dim=1) for count in columns]
 
 
-@EVERY_FAMILY
-def test_worked_example_d11_prompts_with_other_endings_continue_from_a_checkpoint(family):
+@pytest.mark.parametrize(
+    ("family", "options"),
+    in_turn(HYBRIDS, over=[[{"num_beams": 3}, {"do_sample": True, "num_return_sequences": 2}]]),
+    ids=str,
+)
+def test_worked_example_d11_prompts_with_other_endings_continue_from_a_checkpoint(family, options):
     """The state after 32 of 40 tokens, and the tokens of a run from scratch."""
     model, base = make_hybrid(family), prompts(1, 32)
     first, second, third = endings(base, 8, 9, 10)
@@ -49,12 +48,11 @@ def test_worked_example_d11_prompts_with_other_endings_continue_from_a_checkpoin
         assert run(model, third, cache) == expected[2]
     assert columns[0] == 10
     both = torch.cat([endings(base, 12)[0], endings(base, 7)[0].repeat(1, 2)[:, :44]])
-    for options in modes_of(family):
-        torch.manual_seed(2)
-        wanted = expect(model, both, **options)
-        assert cache.begin(both) >= 32
-        torch.manual_seed(2)
-        assert run(model, both, cache, **options) == wanted
+    torch.manual_seed(2)
+    wanted = expect(model, both, **options)
+    assert cache.begin(both) >= 32
+    torch.manual_seed(2)
+    assert run(model, both, cache, **options) == wanted
     cache.reset()
     cache.kv.check_invariants()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import threading
 import weakref
@@ -187,20 +186,13 @@ def test_a_first_pass_that_raises_stays_in_its_namespace():
     assert cache.begin(ids, namespace="adapter") == 16
 
 
-@functools.cache
-def expected_once(family):
-    """Return the tokens of one prompt, and those with beams."""
-    model, ids = make_model(family), prompts(1, 20)
-    return expect(model, ids), expect(model, ids, num_beams=2)
-
-
 SEVERAL = [{}, {"num_beams": 4}, {"num_return_sequences": 3, "do_sample": True}]
 
 
 @pytest.mark.parametrize(("family", "options", "reused"), in_turn(KINDS_OF_ATTENTION, SEVERAL, over=[[0, 16]]), ids=str)
 def test_a_pass_that_raises_leaves_the_rows_of_begin(family, options, reused):
     model, ids = make_model(family), prompts(1, 20)
-    expected, expected_of_beams = expected_once(family)
+    expected, expected_of_beams = expect(model, ids), expect(model, ids, num_beams=2)
     cache = make_cache(model)
     if reused:
         run(model, ids, cache)
