@@ -94,7 +94,7 @@ OF_FAMILY = {
 }
 LATENT_TYPES = {name for name, family in FAMILIES.items() if family.stores_latents}
 # Families without groups of queries, and those whose default head_dim suits only their own sizes.
-MULTI_HEAD = {*LATENT_TYPES, "gpt2", "gpt_neox", "mistral_large4", "persimmon"}
+MULTI_HEAD = {*LATENT_TYPES, "git", "gpt2", "gpt_neox", "mistral_large4", "persimmon"}
 OF_WIDTH = {"helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"}
 # Text models that transformers builds as a part of another model only.
 WHOLES = ("dots3_note", "fuyu", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "glm4v", "glm5_next", "kimi_k25")
