@@ -109,8 +109,9 @@ def _selected_by_number(lines: dict[str, str], faults: tuple[Fault, ...]) -> lis
     """Return a fault for each marked line, which chooses between the line and all its faults."""
     chosen: dict[str, str] = {}
     for number, fault in enumerate(faults, 1):
-        line = chosen.get(fault.marker, lines[fault.marker])
-        chosen[fault.marker] = _with_choice(line, fault.line, number) or ""
+        line = _with_choice(chosen.get(fault.marker, lines[fault.marker]), fault.line, number)
+        assert line is not None, f"{fault} cannot be selected next to other faults of its line"
+        chosen[fault.marker] = line
     return [Fault(marker, line) for marker, line in chosen.items()]
 
 
