@@ -8,6 +8,7 @@ from pagecore.errors import OutOfBlocks, ShapeError, UnsupportedOption
 from pagecore.serving.scheduling.scheduler import Scheduler
 from pagecore.storage import AttentionSpec
 from tests.serving.stateful import StatefulEngine, request_of
+from tests.thinning import in_turn
 
 SHAPES = [(5, 9, 1, 0), (13, 6, 1, 8), (9, 12, 3, 8), (20, 4, 1, 8), (3, 15, 2, 0), (17, 0, 1, 8), (11, 7, 1, 8)]
 
@@ -141,10 +142,10 @@ def test_states_travel_with_swapped_runs():
     assert engine.scheduler.num_swaps > 0
 
 
-@pytest.mark.parametrize("windows", [(None,), (6,), (None, 6)])
-@pytest.mark.parametrize("swap", [False, True])
-@pytest.mark.parametrize("in_place", [True, False])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    ("seed", "windows", "in_place", "swap"),
+    in_turn(range(6), [(None,), (6,), (None, 6)], [True, False], over=[[False, True]]),
+)
 def test_random_operations_serve_every_token(seed, in_place, swap, windows):
     random = np.random.default_rng(seed)
     engine = StatefulEngine(

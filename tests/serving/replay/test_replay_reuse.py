@@ -134,8 +134,9 @@ def test_unbounded_blocks_with_attention_must_fit_this_machine(chats, monkeypatc
 
 @pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy != "none"])
 def test_attention_is_right_over_blocks_that_other_requests_computed(chats, policy):
-    report = replay(chats, ReplayOptions(blocks=300, evict=policy, max_tokens_per_step=512, attend=True))
-    assert (report.requests_finished, report.evict) == (40, policy)
+    options = ReplayOptions(blocks=300, evict=policy, max_tokens_per_step=512, attend=True, requests=24)
+    report = replay(chats, options)
+    assert (report.requests_finished, report.evict) == (24, policy)
     assert report.prefix_hit_blocks > 20
     assert report.evicted_blocks > 100
     assert report.rows_checked > 50
