@@ -9,6 +9,7 @@ from hypothesis.stateful import invariant, precondition, rule
 from pagecore import AttentionSpec
 from pagecore.cache import SwapSpace
 from tests.cache.machine import SequenceMachine
+from tests.faults import is_full
 from tests.reference.dense import dense_attention, limits_of
 
 FULL = AttentionSpec(2, 8, dtype="float32", num_query_heads=4)
@@ -181,4 +182,4 @@ class CacheMachine(SequenceMachine):
 
 
 TestCacheMachine = pytest.mark.slow(CacheMachine.TestCase)
-TestCacheMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestCacheMachine.settings = settings(max_examples=60 if is_full() else 40, stateful_step_count=30, deadline=None)

@@ -12,7 +12,7 @@ from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from tests.cache import test_prefix_machine
 from tests.cache.caches import SPEC, WINDOWED, advance, make, owned_memory
 from tests.cache.swaps import Labelled
-from tests.faults import lines_of, raise_at
+from tests.faults import is_full, lines_of, raise_at
 
 LAYOUTS = ["layerwise", "blockwise", KVLayout("blockwise", "NHD"), "BNHD", "BHND", "CBNHD", "LBNHD", "NBHD"]
 MARKERS = {"a": 3.0, "b": 5.0}
@@ -484,7 +484,7 @@ class ScrubbedMachine(test_prefix_machine.PrefixMachine):
 
 
 TestScrubbedMachine = pytest.mark.slow(ScrubbedMachine.TestCase)
-TestScrubbedMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestScrubbedMachine.settings = settings(max_examples=40 if is_full() else 25, stateful_step_count=40, deadline=None)
 
 
 def test_a_step_without_tokens_zeroes_nothing():

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from pagecore import AttentionSpec, as_dtype
 from pagecore.cache import StaticKVCache
+from tests.faults import is_full
 from tests.reference.static_cache import StaticTwin
 
 FLOATS = st.sampled_from(["float32", "float16", "bfloat16"])
@@ -37,7 +38,7 @@ def updates(draw, layers, batch, length):
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150 if is_full() else 80, deadline=None)
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1))
 def test_a_static_cache_holds_what_its_twin_holds(data, seed):
     layers, batch, heads = (data.draw(st.integers(1, 3)) for _ in range(3))

@@ -24,6 +24,7 @@ from tests.cache.tree_model import (
     query_of,
     value_of,
 )
+from tests.faults import is_full
 from tests.reference.trees import ancestors, bits_of, depths_of, random_parents, random_path
 
 F2 = [-1, 0, 0, 1, 1, 2]
@@ -120,7 +121,7 @@ def run_step(rng, cache, specs, sequences, batch=None, known=None):
 
 @pytest.mark.slow
 @given(seed=st.integers(0, 10**6), block_size=st.sampled_from([1, 3, 8]), name=st.sampled_from(sorted(LAYERS)))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25 if is_full() else 15, deadline=None)
 def test_random_trees(seed, block_size, name):
     rng = np.random.default_rng(seed)
     specs = [spec(**options) for options in LAYERS[name]]

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pagecore.errors import PagecoreError
 from pagecore.index import BlockPool, RadixTree
+from tests.faults import is_full
 from tests.reference.radix_tree import NULL, typed
 from tests.reference.radix_tree import RadixTree as TwinTree
 
@@ -361,4 +362,4 @@ class RadixMachine(RuleBasedStateMachine):
 
 
 TestRadixAgainstTwin = pytest.mark.slow(RadixMachine.TestCase)
-TestRadixAgainstTwin.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestRadixAgainstTwin.settings = settings(max_examples=60 if is_full() else 45, stateful_step_count=30, deadline=None)

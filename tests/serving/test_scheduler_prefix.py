@@ -10,6 +10,7 @@ from pagecore.errors import UnsupportedDtype
 from pagecore.serving.scheduling.request import Request, State
 from pagecore.serving.scheduling.scheduler import Scheduler
 from pagecore.storage import AttentionSpec
+from tests.faults import is_full
 from tests.serving.fake_cache import FakeCache
 from tests.serving.prefixes import count_hits
 from tests.serving.runs import drain, expected, request, sampled
@@ -39,7 +40,7 @@ PROMPTS = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150 if is_full() else 80, deadline=None)
 @given(prompts=PROMPTS, block_size=st.integers(1, 7), is_real=st.booleans(), budget=st.sampled_from([3, 500]))
 def test_sequential_requests_reuse_the_blocks_of_a_dictionary_of_prefixes(prompts, block_size, is_real, budget):
     requests = texts(prompts)
