@@ -21,6 +21,7 @@ from tests.cache.swaps import fill
 from tests.cache.test_paged_machine import CacheMachine
 from tests.cache.test_prefix_machine import PrefixMachine
 from tests.capabilities import require
+from tests.faults import is_full
 from tests.reference.dense import dense_attention
 
 pytestmark = pytest.mark.slow
@@ -42,8 +43,13 @@ def test_a_cache_in_memory_of_the_caller_agrees_with_the_model(machine, layout):
             buffers = owned_memory(layers, layout, **options)
             return PagedKVCache(layers, layout=layout, buffers=buffers, **options)
 
-    limits = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
-    run_state_machine_as_test(InOwnedMemory, settings=settings(max_examples=4, stateful_step_count=30, **limits))
+    limits = {
+        "max_examples": 8 if is_full() else 4,
+        "deadline": None,
+        "database": None,
+        "suppress_health_check": list(HealthCheck),
+    }
+    run_state_machine_as_test(InOwnedMemory, settings=settings(stateful_step_count=30, **limits))
 
 
 def computed(cache, sequence):

@@ -22,6 +22,7 @@ from pagecore import (
 from pagecore.cache import SwapSpace
 from pagecore.cache.lifecycle.slot_moves import moves_of
 from tests.cache.caches import SPEC, WINDOWED, Planes, advance, make, normal
+from tests.faults import is_full
 
 SPARSE = AttentionSpec(2, 8, dtype="float32", num_query_heads=4, key_bounds=True, label_channels=[[1, 5], [0, 7]])
 OTHER = AttentionSpec(2, 8, v_head_dim=4, dtype="float16", num_query_heads=2)
@@ -397,4 +398,4 @@ def walk(seed, steps, **options):
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("prefix_cache", [True, False])
 def test_random_operations_agree_with_plain_texts(seed, prefix_cache):
-    walk(seed, 80, prefix_cache=prefix_cache)
+    walk(seed, 150 if is_full() else 80, prefix_cache=prefix_cache)
