@@ -15,7 +15,7 @@ from pagecore.cache.prefix.retention import Spans
 from pagecore.cache.sequences._sequence import Sequence, as_list, token_ids
 from pagecore.cache.state._lock import Held
 from pagecore.errors import PagecoreError, UnsupportedOption
-from pagecore.storage.checks import require_int, shown
+from pagecore.storage.checks import flag, require_int, shown
 from pagecore.tiers.guard import Guard
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
@@ -344,8 +344,18 @@ class Tiers(CacheObserver):
             self.host.check_invariants()
             self._stores.check_invariants()
 
-    def close(self) -> None:
-        """Part from the cache, end all transfers, and close stores and host tier; a second call does nothing."""
+    def close(self, *, keep_host: bool = False) -> None:
+        """Part from the cache, end all transfers, and close stores and host tier; a second call does nothing.
+
+        With `keep_host` the host tier stays open with all that it has: a new Tiers of it, with other stores or another
+        `write`, goes on where this one ends, so that a store can be attached or detached while an engine runs.
+
+        Raises
+        ------
+        UnsupportedOption
+            `keep_host` is not True or False.
+        """
+        keeps = flag("keep_host", keep_host)
         if self._is_closed:
             return
         self._is_closed = True
@@ -354,7 +364,10 @@ class Tiers(CacheObserver):
         try:
             self._stores.close()
         finally:
-            self.host.close()
+            if keeps:
+                self.host.is_exclusive = False
+            else:
+                self.host.close()
 
     def __enter__(self) -> Self:
         return self

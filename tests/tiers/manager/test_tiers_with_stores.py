@@ -263,3 +263,48 @@ def test_a_namespace_without_a_value_of_its_own_stays_in_the_process():
         assert not store.data
         served.cache.clear_prefix_cache()
         assert served.compute(PROMPT, frozenset([1])) == 32
+
+
+@pytest.mark.parametrize("layers", [LAYERS, WINDOWED], ids=["full", "window"])
+@pytest.mark.parametrize("write", ["through", "on_evict"])
+def test_stores_are_attached_and_detached_while_the_host_keeps_what_it_has(layers, write):
+    with Served(layers=layers, write=write) as served:
+        host = served.tiers.host
+
+        def replace_stores(*stores, **options):
+            served.tiers.close(keep_host=True)
+            served.tiers = Tiers(served.cache, host, stores, fingerprint=served.fingerprint, min_tokens=1, **options)
+
+        served.serve(PROMPT)
+        served.cache.clear_prefix_cache()
+        store = MemoryStore()
+        replace_stores(store)
+        assert served.serve(PROMPT).num_host_tokens == (32 if write == "through" else 0)
+        served.serve(PROMPT + 100)
+        served.tiers.drain()
+        served.forget()
+        assert served.serve(PROMPT + 100).num_tokens == 32
+        store.inject("lookup", "hang")
+        pending = served.tiers.request(PROMPT + 200)
+        assert not pending.has_ended
+        replace_stores()
+        assert (pending.has_ended, store.is_closed) == (True, True)
+        served.cache.clear_prefix_cache()
+        assert served.serve(PROMPT + 100).num_host_tokens == 32
+        replace_stores(MemoryStore(data=store.data))
+        served.forget()
+        assert served.serve(PROMPT + 100).num_tokens == 32
+        served.tiers.check_invariants()
+
+
+def test_a_host_that_stays_open_is_no_longer_exclusive():
+    with Served(write="on_evict") as served:
+        served.serve(PROMPT)
+        host = served.tiers.host
+        with pytest.raises(UnsupportedOption, match="keep_host"):
+            served.tiers.close(keep_host="yes")
+        served.tiers.close(keep_host=True)
+        served.tiers.close()
+        assert not host.is_exclusive
+        assert host.match_both(PROMPT) == (32, 0)
+        host.close()
