@@ -239,7 +239,7 @@ class PagedKVCache(StepMethods, SwapMethods, CompactMethods, PrefixMethods, Save
             tokens [start, end), in order, where None is the end of the sequence, generated tokens included. A block
             belongs to the range of its first token. A fourth number is the time to live of a range.
         time_to_live : float, optional
-            Seconds after which priorities fall back to 35.
+            Seconds from the removal of the sequence after which priorities fall back to 35.
         rank : float, optional
             For the policy "rank": blocks with the lowest rank are evicted first.
         cross_tokens : int, optional

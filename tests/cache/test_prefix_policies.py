@@ -53,6 +53,18 @@ def test_a_rank_is_the_users_own_policy():
     assert (cache.match_length(range(100, 109)), cache.match_length(range(200, 209))) == (4, 8)
 
 
+def test_a_sequence_whose_blocks_are_all_cached_gives_its_rank_once():
+    cache = make(num_blocks=5, eviction_policy="rank", device="none")
+    prompt = list(range(100, 109))
+    kept(cache, prompt[:8], rank=1.0)
+    older, newer = (cache.add_sequence(prompt, rank=rank) for rank in (2.0, 5.0))
+    for sequence in (older, newer):
+        cache.remove(sequence)
+    kept(cache, range(200, 208), rank=4.0)
+    kept(cache, [1, 2, 3, 4], rank=9.0)
+    assert (cache.match_length(prompt), cache.match_length(range(200, 209))) == (8, 4)
+
+
 def test_a_rank_that_is_refused_leaves_the_sequence():
     cache = make()
     sequence = computed(cache, ALIKE[:9])

@@ -160,6 +160,49 @@ def test_priorities_of_ranges_end(own):
     assert kept(cache, [range(8), [50] * 8]) == ([1, 0] if own else [0, 1])
 
 
+@pytest.mark.parametrize("ranged", [False, True])
+def test_a_sequence_whose_blocks_are_all_cached_raises_their_priority(ranged):
+    cache = make()
+    serve(cache, range(8))
+    assert serve(cache, [*range(8), 99], priority=[(0, 4, 90), (4, None, 20)] if ranged else 90) == 8
+    serve(cache, [50] * 8, priority=60)
+    evict(cache, 2)
+    assert kept(cache, [range(8), [50] * 8]) == ([1, 1] if ranged else [2, 0])
+
+
+@pytest.mark.parametrize("ranged", [False, True])
+def test_a_time_to_live_begins_when_its_last_sequence_is_removed(ranged):
+    clock = Clock()
+    cache = make(clock=clock)
+    option = {"priority": [(0, None, 80, 10.0)]} if ranged else {"priority": 80, "time_to_live": 10.0}
+    prompt = [*range(8), 99]
+    first = cache.add_sequence(prompt, **option)
+    cache.commit(cache.prepare([first], 9))
+    serve(cache, [50] * 8, priority=50)
+    clock.now = 20.0
+    assert serve(cache, prompt, **option) == 8
+    clock.now = 25.0
+    cache.remove(first)
+    clock.now = 34.0
+    evict(cache, 1)
+    assert kept(cache, [range(8), [50] * 8]) == [2, 1]
+    clock.now = 35.0
+    evict(cache, 1)
+    assert kept(cache, [range(8), [50] * 8]) == [1, 1]
+    cache.check_invariants()
+
+
+def test_of_equal_priorities_the_longer_time_to_live_counts():
+    clock = Clock()
+    cache = make(clock=clock)
+    for seconds in (None, 5.0):
+        serve(cache, range(8), priority=80, time_to_live=seconds)
+    serve(cache, [50] * 8, priority=50)
+    clock.now = 9.0
+    evict(cache, 2)
+    assert kept(cache, [range(8), [50] * 8]) == [2, 0]
+
+
 def test_a_host_tier_keeps_the_ranges():
     cache = make()
     with HostTier(cache, num_blocks=65, policy="priority") as host:

@@ -475,7 +475,7 @@ class RadixTree:
             for eviction in node.eviction:
                 self.use(eviction)
                 self.expire(eviction)
-                if priority is not None and priority >= eviction.priority:
+                if priority is not None and (priority, expiry) > (eviction.priority, eviction.expiry):
                     eviction.priority, eviction.expiry = priority, expiry
                 if rank is not None:
                     eviction.rank = rank

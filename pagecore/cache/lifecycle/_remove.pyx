@@ -3,7 +3,7 @@
 from libc.math cimport NAN
 from libc.stdint cimport int32_t
 
-from pagecore.cache.prefix._publish cimport number_namespaces, publish_one
+from pagecore.cache.prefix._publish cimport number_namespaces, publish_one, renew_values
 from pagecore.cache.sequences._sequence cimport Sequence, require
 from pagecore.cache.state._lock cimport Held
 from pagecore.cache.state._state cimport CacheState
@@ -42,6 +42,7 @@ def remove(CacheState state not None, sequence, rank=None):
     if state.prefix is not None and removed.row >= 0:
         number_namespaces(state.prefix, [removed])
         publish_one(state.prefix, removed, False)
+        renew_values(state.prefix, removed)
     row = removed.row
     if row >= 0:
         state.tables.remove_raw(&row, 1)

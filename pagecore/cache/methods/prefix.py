@@ -71,8 +71,9 @@ class PrefixMethods(PartsOwner):
     def evict_namespace(self, namespace: Hashable, *, cross_digest: bytes | int | None = None) -> int:
         """Evict all cached prefixes of a namespace that no sequence uses; return the number of freed blocks.
 
-        For a tenant that has left, or an adapter whose weights were replaced under the same name. Copies in tiers stay;
-        `Tiers.evict_namespace` evicts those of the host as well.
+        For a tenant that has left, or an adapter whose weights were replaced under the same name. Sequences of the
+        namespace keep their blocks, which stay cached when they are removed: remove them first, or call it again then.
+        Copies in tiers stay; `Tiers.evict_namespace` evicts those of the host as well.
 
         Parameters
         ----------

@@ -51,6 +51,14 @@ cdef void publish_one(PrefixCache prefix, Sequence sequence, bint may_share) noe
         hold.namespace_number = -1
 
 
+cdef void renew_values(PrefixCache prefix, Sequence sequence) noexcept:
+    cdef PrefixHold hold = sequence.hold
+    if hold.is_sealed or hold.truncated_inside_block or hold.published in (0, INT32_MAX):
+        return
+    if hold.needs_values(prefix.now):
+        try_publish(prefix, sequence, hold.published, 0)
+
+
 cdef bint try_publish(PrefixCache prefix, Sequence sequence, int32_t num_blocks, int32_t checkpoint) noexcept:
     """Offer the first blocks of a sequence, and its checkpoint if there is one; return False if memory is short."""
     cdef PrefixHold hold = sequence.hold
@@ -69,6 +77,7 @@ cdef bint try_publish(PrefixCache prefix, Sequence sequence, int32_t num_blocks,
             hold.receipt, query, prefix.lanes, states, hold.hint(prefix.now), hold.hint_ranges(prefix.now), prefix.now
         ):
             return False
+        hold.valued_at = prefix.now
     elif not prefix.tree.try_extend_raw(hold.receipt, query, prefix.lanes):
         return False
     for lane in range(prefix.num_lanes):

@@ -17,6 +17,7 @@ cdef class PrefixHold:
     cdef double rank            # NaN for none
     cdef vector[HintRange] ranges           # priorities by block, in place of `priority`; empty for none
     cdef vector[double] ranges_to_live      # seconds of each range, infinite for none
+    cdef double valued_at       # time at which the published blocks last got their values; NaN if they never did
     # Number of its namespace in the tree; valid while the receipt is not empty, or within one call.
     cdef int32_t namespace_number
     # Leading blocks of the sequence that the tree has and the receipt covers; INT32_MAX: never publish it.
@@ -41,6 +42,8 @@ cdef class PrefixHold:
     # Index of the block inside which the sequence was truncated.
     cdef int32_t truncated_block(self) noexcept
     cdef int read_ranges(self, tuple given, int64_t block_size) except -1
+    # True if the published blocks have not got their values yet, or have had them for a part of their time to live.
+    cdef bint needs_values(self, double now) noexcept
     # An empty hold with the same options.
     cdef PrefixHold blank_copy(self)
     cdef RetentionHint hint(self, double now) noexcept

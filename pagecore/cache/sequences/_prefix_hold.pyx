@@ -22,7 +22,7 @@ cdef class PrefixHold:
     """
 
     def __cinit__(self, RadixTree tree=None, options=None, int32_t max_blocks=0, bint shares_ahead=False):
-        self.priority = self.rank = NAN
+        self.priority = self.rank = self.valued_at = NAN
         self.time_to_live = INFINITY
         if tree is None:
             return
@@ -54,6 +54,15 @@ cdef class PrefixHold:
             self.ranges_to_live.push_back(INFINITY if seconds is None else <double>seconds)
         return 0
 
+    cdef bint needs_values(self, double now) noexcept:
+        cdef double shortest = self.time_to_live
+        cdef double seconds
+        if self.priority != self.priority and self.rank != self.rank and self.ranges.empty():
+            return False
+        for seconds in self.ranges_to_live:
+            shortest = min(shortest, seconds)
+        return self.valued_at != self.valued_at or (shortest < INFINITY and self.valued_at != now)
+
     cdef bint has_ahead(self) noexcept:
         return self.ahead is not None and self.ahead.native.node >= 0
 
@@ -80,6 +89,7 @@ cdef class PrefixHold:
         other.rank = self.rank
         other.ranges.assign(self.ranges.begin(), self.ranges.end())
         other.ranges_to_live.assign(self.ranges_to_live.begin(), self.ranges_to_live.end())
+        other.valued_at = self.valued_at
         other.namespace_number = self.namespace_number
         return other
 

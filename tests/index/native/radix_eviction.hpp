@@ -76,7 +76,7 @@ class ModelEviction : public ModelStates {
   }
   void apply(const radix::RetentionHint& hint, ModelEvictionState& eviction) const {
     expire(eviction);
-    if (hint.priority >= eviction.priority) {
+    if (std::pair(hint.priority, hint.expiry) > std::pair(eviction.priority, eviction.expiry)) {
       eviction.priority = hint.priority;
       eviction.expiry = hint.expiry;
     }
