@@ -136,8 +136,8 @@ struct RetentionHint {
   double expiry = kNever;
   double rank = std::numeric_limits<double>::quiet_NaN();
 
-  // Keeps the higher of two priorities that have not expired by `now`, with equal ones the later expiry, and the later of
-  // two ranks.
+  // Keeps the higher of two priorities with its expiry, unless it has expired by `now`; of equal priorities the later
+  // expiry; and the later of two ranks.
   void apply(EvictionState& eviction, double now) const {
     if (eviction.expiry <= now) eviction.expire();
     if (priority > eviction.priority || (priority == eviction.priority && expiry > eviction.expiry)) {
