@@ -31,8 +31,8 @@ SOURCES = ROOT / "cuda_src"
 FOLDER = ROOT / "build" / "emulator"
 
 ASAN = os.environ.get("PAGECORE_EMULATE_ASAN", "0") == "1"
-# The emulator's errors name lines without debug information, and a build that succeeds shows no warnings. Both would be
-# a twelfth of a kernel's compilation.
+# The emulator's errors name lines without debug information, and a build that succeeds shows no warnings. Both would
+# take a twelfth of a kernel's compilation.
 FLAGS = ["-std=c++20", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-w"]
 FLAGS += ["-fsanitize=address", "-fno-omit-frame-pointer", "-g1"] if ASAN else []
 # The emulator takes most of a test's time; with the sanitizer, its compilation does.

@@ -91,8 +91,8 @@ template <typename T>
 inline constexpr Extent extent_of{sizeof(T), alignof(T)};
 
 // Accesses through a pointer that was made from an address in an allocation; `made_from` is null if no allocation
-// contained the address. `once`: the read is load_vector_once. They are functions of the emulator, not of the kernels,
-// because most of a kernel's compilation would be theirs.
+// contained the address. `once`: the read is load_vector_once. They are functions of the emulator, so that kernels do
+// not compile them for each type.
 void read_device(void* value, uint64_t address, Extent extent, const Allocation* made_from, bool once, Site site);
 void write_device(const void* value, uint64_t address, Extent extent, const Allocation* made_from, Site site);
 // Returns the address for an atomic change, which the caller makes before it calls another function.
