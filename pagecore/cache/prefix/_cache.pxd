@@ -66,7 +66,7 @@ cdef class PrefixCache:
     # Leading blocks of a sequence that are the tree's, in the lane that shares most.
     cdef int32_t num_held(self, PrefixHold hold) noexcept
     # The receipt that covers a block; the sequence's first receipt if none does.
-    cdef Receipt cover(self, Sequence sequence, int32_t block_index, int32_t lane) noexcept
+    cdef Receipt cover(self, Sequence sequence, int32_t block_index, int32_t lane)
     cdef Query query_of(self, Sequence sequence, int32_t num_blocks) noexcept
     cdef void note_truncated(self, PrefixHold hold) noexcept
     cdef void note_duplicates(self, PrefixHold hold, bint has_duplicates) noexcept

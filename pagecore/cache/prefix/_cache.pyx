@@ -315,7 +315,7 @@ cdef class PrefixCache:
             return 0
         return self.tree.native.known_id(receipt.native.node, block_index, lane)
 
-    cdef Receipt cover(self, Sequence sequence, int32_t block_index, int32_t lane) noexcept:
+    cdef Receipt cover(self, Sequence sequence, int32_t block_index, int32_t lane):
         if not sequence.hold.has_component_ahead(self.component_of(lane)):
             return sequence.hold.receipt
         if sequence.hold.receipt.depth() > block_index:
