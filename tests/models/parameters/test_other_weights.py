@@ -37,6 +37,7 @@ def bytes_of(quantised, config=SMALL):
             {
                 "quant_method": "compressed-tensors",
                 "config_groups": {"group_0": {"weights": {"type": "float", "num_bits": 8, "group_size": 32}}},
+                "ignore": ["lm_head"],
             },
             (8, (1, 32), 8),
         ),

@@ -108,3 +108,27 @@ def test_published_sizes():
     found = count_parameters({"model_type": "glm4v_moe", "text_config": glm | {"vocab_size": 151552}})
     assert found.counts == air.counts
     assert found.of_kind(Kind.EXPERT) == 45 * 128 * 3 * 4096 * 1408
+
+
+@pytest.mark.parametrize(
+    ("model_type", "whole", "text", "is_tied"),
+    [
+        ("llava", False, True, True),  # files of version 4 say it inside text_config
+        ("llava_onevision", False, True, True),
+        ("qwen2_5_vl", False, True, True),
+        ("llava_onevision", True, False, True),
+        ("llava_onevision", False, False, False),
+        ("llava_next", False, True, False),
+        ("qwen2_audio", True, True, False),
+        ("voxtral", True, None, False),
+        ("blip-2", True, False, False),
+        ("blip-2", False, True, True),
+    ],
+)
+def test_the_part_of_a_config_that_ties_the_head(model_type, whole, text, is_tied):
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 101}
+    sizes |= {"num_key_value_heads": 4, "max_position_embeddings": 30}
+    sizes |= {"model_type": "opt", "ffn_dim": 80} if model_type == "blip-2" else {"intermediate_size": 72}
+    config = {"model_type": model_type, "tie_word_embeddings": whole}
+    counted = count_parameters(config | {"text_config": sizes | {"tie_word_embeddings": text}})
+    assert counted.head == (0 if is_tied else 101 * 64)

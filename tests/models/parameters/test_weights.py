@@ -1,6 +1,7 @@
 """Bytes of quantised checkpoints: scales of every matrix, and modules that stay unquantised."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -46,6 +47,27 @@ def test_bytes_of_deepseek_v3_in_blocks_of_float8():
         ({"quant_method": "torchao", "quant_type": "autoquant"}, 'quant_type is "autoquant"'),
         ({"quant_method": "torchao", "quant_type": {"default": {"_type": ["x"]}}}, "quant_type is"),
         ({"quant_method": "torchao", "quant_type": {"default": {"_type": "FPXWeightOnlyConfig"}}}, "quant_type is"),
+        (
+            {"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-24-bitmask"}},
+            "sparsity_config is",
+        ),
+        ({"quant_method": "compressed-tensors", "format": "marlin-24"}, 'format is "marlin-24"'),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"a": {"targets": ["Conv2d"], "weights": {"num_bits": 8}}},
+            },
+            "config_groups.a.targets is",
+        ),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 8, "type": "x"}}}},
+            'config_groups.a.weights.type is "x"',
+        ),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*": {"bits": 5}}}, "bits is 5"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*": 3}}, "dynamic is"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": False}, "load_in_4bit is false"),
+        ({"quant_algo": "MIXED_PRECISION"}, "quantized_layers is missing"),
+        ({"quant_algo": "MIXED_PRECISION", "quantized_layers": {"a": {"quant_algo": "X"}}}, 'quant_algo is "X"'),
     ],
 )
 def test_quantisations_whose_bytes_are_unknown(quantised, words):
@@ -89,6 +111,13 @@ def quark(dtype, scheme, **options):
 
 INT4 = {"weights": {"type": "int", "num_bits": 4, "group_size": 32}}
 CHANNEL = {"weights": {"type": "float", "num_bits": 8, "strategy": "channel"}}
+INT4_OF_64 = {"weights": {"type": "int", "num_bits": 4, "group_size": 64, "symmetric": False, "actorder": "group"}}
+
+
+def compressed(*groups, ignore=("lm_head",), **others):
+    """Return a config of compressed-tensors with a group for each (group, targets)."""
+    named = {f"group_{number}": group | {"targets": targets} for number, (group, targets) in enumerate(groups)}
+    return {"quant_method": "compressed-tensors", "config_groups": named, "ignore": list(ignore), **others}
 
 
 @pytest.mark.parametrize(
@@ -100,8 +129,9 @@ CHANNEL = {"weights": {"type": "float", "num_bits": 8, "strategy": "channel"}}
         ({"quant_method": "awq", "bits": 4, "group_size": 40}, (4, (1, 40), 20)),
         ({"quant_method": "gptq", "bits": 4, "group_size": 40}, (4, (1, 40), 20, 0, 32)),
         ({"quant_method": "gptq", "bits": 8, "group_size": -1}, (8, (1, 0), 24, 0, 32)),
-        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": INT4}}, (4, (1, 32), 16)),
-        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": CHANNEL}}, (8, (1, 0), 16)),
+        (compressed((INT4, ["Linear"])), (4, (1, 32), 16)),
+        (compressed((CHANNEL, ["Linear"])), (8, (1, 0), 16)),
+        (compressed((INT4_OF_64, ["Linear"])), (4, (1, 64), 20, 0, 32)),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, (4, (1, 16), 8, 64)),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, (8, (0, 0), 32, 32)),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, (8, (1, 0), 32)),
@@ -129,6 +159,77 @@ def test_scales_of_every_matrix_are_counted(quantised, layout):
     parameters = count_parameters(config)
     others = parameters.total - parameters.of_kind(Kind.LINEAR)
     assert weight_format(config).nbytes(parameters) == by_hand(2 * (ATTENTION + MLP), *layout) + 2 * others
+
+
+_INT4, _CHANNEL, _INT4_OF_64 = (4, (1, 32), 16), (8, (1, 0), 16), (4, (1, 64), 20, 0, 32)
+_DOWN = "re:.*down_proj$"
+
+
+@pytest.mark.parametrize(
+    ("quantised", "attention", "ups", "downs"),
+    [
+        (compressed((INT4, [_DOWN]), (CHANNEL, ["Linear"])), _CHANNEL, _CHANNEL, _INT4),
+        (compressed((CHANNEL, ["Linear"]), (INT4, [_DOWN])), _CHANNEL, _CHANNEL, _INT4),
+        (compressed((INT4, ["re:.*mlp.*"])), None, _INT4, _INT4),
+        (compressed((INT4, ["re:.*mlp.*"]), ({"weights": None}, ["re:.*k_proj"])), None, _INT4, _INT4),
+        (compressed((INT4, ["Linear"]), ignore=("lm_head", "re:.*self_attn.*")), None, _INT4, _INT4),
+        (
+            compressed((INT4_OF_64, ["re:.*mlp.*"]), (CHANNEL, ["re:.*self_attn.*"]), ignore=["lm_head", _DOWN]),
+            _CHANNEL,
+            _INT4_OF_64,
+            None,
+        ),
+        (
+            {"quant_method": "gptq", "bits": 4, "group_size": 64, "dynamic": {f"+:{_DOWN[3:]}": {"bits": 8}}},
+            _INT4_OF_64,
+            _INT4_OF_64,
+            (8, (1, 64), 24, 0, 32),
+        ),
+        (
+            {"quant_method": "gptq", "bits": 4, "dynamic": {r".*self_attn.*": {"group_size": 64}, "-:.*down": {}}},
+            _INT4_OF_64,
+            (4, (1, 0), 20, 0, 32),
+            None,
+        ),
+        (
+            {
+                "quant_algo": "MIXED_PRECISION",
+                "quantized_layers": {
+                    f"model.layers.{n}.{name}": {"quant_algo": algorithm}
+                    for n in range(2)
+                    for name, algorithm in (("self_attn", "FP8"), ("mlp.gate_proj", "NVFP4"), ("mlp.up_proj", "NVFP4"))
+                },
+            },
+            (8, (0, 0), 32, 32),
+            (4, (1, 16), 8, 64),
+            None,
+        ),
+    ],
+)
+def test_modules_with_formats_of_their_own(quantised, attention, ups, downs):
+    config = SMALL | {"quantization_config": quantised}
+    parameters = count_parameters(config)
+    others = parameters.total - parameters.of_kind(Kind.LINEAR)
+    expected = 2 * others
+    for sides, layout in ((ATTENTION, attention), (MLP[:2], ups), (MLP[2:], downs)):
+        expected += 2 * (by_hand(sides, *layout) if layout else 2 * sum(a * b for a, b in sides))
+    assert weight_format(config).nbytes(parameters) == expected
+
+
+@pytest.mark.parametrize(
+    ("quantised", "bits"),
+    [
+        (compressed((CHANNEL, ["Linear"]), ignore=()), 8),
+        (compressed((CHANNEL, ["Linear"])), 16),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1, "lm_head": True}, 8),
+    ],
+)
+def test_an_output_head_may_be_quantised(quantised, bits):
+    config = SMALL | {"tie_word_embeddings": False}
+    parameters = count_parameters(config)
+    found = weight_format(config | {"quantization_config": quantised})
+    left = replace(found, head_bits=0).nbytes(parameters) - found.nbytes(parameters)
+    assert left == 1000 * 320 * (16 - bits) // 8
 
 
 @pytest.mark.parametrize(
@@ -184,3 +285,35 @@ def test_ranks_share_scales():
 )
 def test_patterns(pattern, expected):
     assert names_module(pattern, "model.layers.1.self_attn.q_proj") is expected
+
+
+HYBRID = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+HYBRID |= {"vocab_size": 50, "head_dim": 16}
+NEMOTRON = HYBRID | {"model_type": "nemotron_h", "hybrid_override_pattern": "M*-E", "num_hidden_layers": 4}
+NEMOTRON |= {"mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 12, "n_routed_experts": 3}
+NEMOTRON |= {"moe_intermediate_size": 20, "n_shared_experts": 1, "moe_shared_expert_intermediate_size": 28}
+QWEN_3_5 = HYBRID | {"model_type": "qwen3_5_moe_text", "num_hidden_layers": 2, "num_experts": 3}
+QWEN_3_5 |= {"moe_intermediate_size": 20, "shared_expert_intermediate_size": 28, "linear_num_key_heads": 2}
+QWEN_3_5 |= {"linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 10}
+QWEN_3_5 |= {"layer_types": ["linear_attention", "full_attention"]}
+MIXTRAL = HYBRID | {"model_type": "mixtral", "num_hidden_layers": 2, "num_local_experts": 3}
+PHI_3 = HYBRID | {"model_type": "phi3", "num_hidden_layers": 2}
+
+
+@pytest.mark.parametrize(
+    ("config", "listed", "left"),
+    [
+        (NEMOTRON, ["backbone.layers.0.mixer.in_proj"], 64 * (2 * 128 + 2 * 2 * 12 + 8)),
+        (NEMOTRON, ["backbone.layers.1.mixer.q_proj", "backbone.layers.2.mixer.up_proj"], 64 * 64 + 64 * 96),
+        (NEMOTRON, ["re:.*mixer[.]shared_experts[.].*"], 2 * 64 * 28),
+        (NEMOTRON, ["backbone.layers.3.mixer.experts.*"], 3 * 2 * 64 * 20),
+        (QWEN_3_5, ["model.language_model.layers.0.linear_attn.in_proj_b"], 64 * 2 * 4),
+        (QWEN_3_5, ["*linear_attn.in_proj_qkv"], 64 * (2 * 2 * 6 + 2 * 4 * 10)),
+        (QWEN_3_5, ["mlp.shared_expert"], 2 * 3 * 64 * 28),
+        (MIXTRAL, ["re:.*block_sparse_moe[.]experts[.]\\d+[.]w2"], 2 * 3 * 64 * 96),
+        (PHI_3, ["model.layers.0.self_attn.qkv_proj", "model.layers.0.mlp.gate_up_proj"], 64 * 128 + 64 * 192),
+    ],
+)
+def test_modules_have_the_names_of_the_checkpoints_of_their_family(config, listed, left):
+    config = config | {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": listed}}
+    assert weight_format(config).count_unquantised(count_parameters(config)) == left

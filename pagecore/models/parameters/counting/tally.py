@@ -140,6 +140,8 @@ class Tally:
         Parameters of an output head that is not the embedding.
     module : str
         Name of the module whose matrices are added next.
+    names : mapping
+        Parts of names, each between dots, by which the checkpoints of a family call other modules.
     """
 
     def __init__(self) -> None:
@@ -147,6 +149,7 @@ class Tally:
         self.matrices: Counter[Matrix] = Counter()
         self.head = 0
         self.module = ""
+        self.names: Mapping[str, str] = {}
 
     def add(self, count: int, kind: Kind = Kind.OTHER, split: Split = Split.COPY) -> None:
         """Add `count` parameters."""
@@ -166,11 +169,16 @@ class Tally:
         """Add `copies` matrices of ``outputs x inputs``, named `name` in the module, each with a bias if it has one."""
         self.add(copies * inputs * outputs, kind, split)
         if kind in QUANTISED_KINDS:
-            self.matrices[Matrix(f"{self.module}.{name}" if name else self.module, inputs, outputs, split, kind)] += (
-                copies
-            )
+            self.matrices[Matrix(self._path(name), inputs, outputs, split, kind)] += copies
         if bias:
             self.add(copies * outputs, Kind.VISION if kind is Kind.VISION else Kind.OTHER)
+
+    def _path(self, name: str) -> str:
+        """Return the name of a matrix in the checkpoints of the family."""
+        path = f"{self.module}.{name}." if name else f"{self.module}."
+        for part, own in self.names.items():
+            path = path.replace(f".{part}.", f".{own}.")
+        return path[:-1]
 
     def norm(self, dim: int, *, bias: bool = False, copies: int = 1) -> None:
         """Add `copies` norms with a weight, and a bias if they have one."""

@@ -24,6 +24,7 @@ from pagecore.models.parameters.decoders.other_mlps import (
     width_of_layer,
 )
 from pagecore.models.parameters.decoders.states import STATE_LAYERS
+from pagecore.models.parameters.structures.module_names import MODULE_NAMES
 from pagecore.models.parameters.structures.registry import STRUCTURES
 from pagecore.models.specs import read_model_config
 from pagecore.storage import Alias, AttentionSpec, LatentSpec, RowSpec, StateSpec
@@ -32,9 +33,17 @@ __all__ = ["add_text_model"]
 
 # Families whose layers have no MLP, or one that is counted with the recurrence.
 _WITHOUT_MLP = frozenset({"mamba", "falcon_mamba", "mamba2", "rwkv", "xlstm"})
-# Multimodal models whose head is never the embedding, and those whose text model alone says whether it is.
-_NEVER_TIED = frozenset({"audioflamingo3", "cosmos3_edge", "molmo2", "musicflamingo"})
-_TIED_BY_TEXT = frozenset({"llama4"})
+# Multimodal models whose head is never the embedding, those whose text model alone says whether it is, and those whose
+# files may say so in either place.
+_NEVER_TIED = frozenset(
+    {"audioflamingo3", "cosmos3_edge", "inkling2", "molmo2", "musicflamingo", "muse_spark", "qwen2_audio"}
+    | {"vibevoice_asr", "voxtral"}
+)
+_TIED_BY_TEXT = frozenset({"blip-2", "instructblip", "instructblipvideo", "llama4", "vibevoice"})
+_TIED_BY_EITHER = frozenset(
+    {"fast_vlm", "glm4v", "glm4v_moe", "glm_ocr", "llava", "llava_next_video", "llava_onevision", "minimax_m3_vl"}
+    | {"qwen2_5_vl", "qwen2_vl", "video_llama_3"}
+)
 # Fields that published files leave out, with the value that transformers gives them. Sizes have no default: a file
 # without one is refused.
 _DEFAULTS: Mapping[str, object] = {
@@ -64,6 +73,7 @@ def add_text_model(
     fields.defaults = {"max_position_embeddings": None, **_DEFAULTS, **family.defaults, **traits.defaults}
     fields.aliases = {**family.aliases, **traits.aliases}
     fields.lift(family.nested)
+    tally.names = MODULE_NAMES.get(model_type, {})
     if traits.settle is not None:
         traits = replace(traits, **traits.settle(fields))
     count = model.num_layers
@@ -188,6 +198,8 @@ def _is_tied(whole: Fields, fields: Fields, traits: Traits) -> bool:
     model_type = whole.given("model_type")
     if model_type in _NEVER_TIED:
         return False
+    if model_type in _TIED_BY_EITHER and fields.given("tie_word_embeddings"):
+        return fields.flag("tie_word_embeddings")
     parts = (fields,) if model_type in _TIED_BY_TEXT else (whole, fields)
     first = next((part for part in parts if part.given("tie_word_embeddings") is not None), fields)
     return first.switch("tie_word_embeddings", traits.is_tied)

@@ -49,6 +49,10 @@ class WeightFormat:
         "re:".
     experts : WeightFormat, optional
         Format of the matrices of routed experts, if they have another one.
+    modules : tuple of (str, WeightFormat)
+        Patterns of modules with a format of their own, which is the one of the first pattern that names the module.
+    is_modules_only : bool
+        Matrices that no pattern of `modules` names are not quantised.
     is_read : bool
         True if the format is that of a `quantization_config`, not a name that the caller gave.
     """
@@ -67,6 +71,8 @@ class WeightFormat:
     embedding_bits: int | Fraction = 0
     unquantised: tuple[str, ...] = ()
     experts: WeightFormat | None = None
+    modules: tuple[tuple[str, WeightFormat], ...] = ()
+    is_modules_only: bool = False
     is_read: bool = False
 
     @property
@@ -99,15 +105,24 @@ class WeightFormat:
     def _stores(self, matrix: Matrix) -> bool:
         if self.is_experts_only and matrix.kind is not Kind.EXPERT:
             return False
+        if self.is_modules_only and self._of_module(matrix) is None:
+            return False
         return not any(names_module(pattern, matrix.name) for pattern in self.unquantised)
+
+    def _of_module(self, matrix: Matrix) -> WeightFormat | None:
+        """Return the format of the module that a matrix belongs to; None if the module has no format of its own."""
+        return next((each for pattern, each in self.modules if names_module(pattern, matrix.name)), None)
 
     def _matrix(self, matrix: Matrix) -> int | Fraction:
         """Return the bits of a matrix."""
         elements = matrix.inputs * matrix.outputs
         if not self._stores(matrix):
             return elements * self.other_bits
-        if self.experts is not None and matrix.kind is Kind.EXPERT:
-            return self.experts._matrix(matrix)
+        own = self._of_module(matrix)
+        if own is None and matrix.kind is Kind.EXPERT:
+            own = self.experts
+        if own is not None:
+            return own._matrix(matrix)
         if not self.element_bits and not self.scale_bits:
             return elements * self.bits
         outputs, inputs = self.group

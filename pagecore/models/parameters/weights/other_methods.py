@@ -9,21 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, NoReturn
+from typing import Any
 
-from pagecore.errors import UnsupportedOption
 from pagecore.models.config_files.fields import Fields
-from pagecore.models.parameters.weights.formats import WEIGHT_FORMATS, WeightFormat, grouped
+from pagecore.models.parameters.weights.formats import WeightFormat, grouped
+from pagecore.models.parameters.weights.reading import refuse
 
-__all__ = ["OTHER_METHODS", "refuse"]
-
-
-def refuse(fields: Fields, name: str) -> NoReturn:
-    """Raise UnsupportedOption for a field whose bytes are unknown."""
-    raise UnsupportedOption(
-        f"{fields.source}: {fields.describe(name)}, whose bytes are unknown; pass weights= one of "
-        f"{', '.join(WEIGHT_FORMATS)}, or bytes"
-    )
+__all__ = ["OTHER_METHODS"]
 
 
 def _integer(fields: Fields, name: str, default: int, *, max: int) -> int:

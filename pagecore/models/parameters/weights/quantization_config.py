@@ -1,7 +1,7 @@
 """Bytes of weights: the format of a checkpoint's matrices, from its `quantization_config` or by name.
 
 Sources: the quantisation configs of transformers (fine-grained FP8, GPTQ, AWQ, AutoRound, bitsandbytes, HQQ, MXFP4,
-torchao), of compressed-tensors, of ModelOpt and of Quark; `other_methods` has further ones.
+torchao) and of Quark; `compressed_tensors`, `modelopt` and `other_methods` have further ones.
 """
 
 from __future__ import annotations
@@ -18,20 +18,14 @@ from pagecore.models.config_files.fields import Fields, shown
 from pagecore.models.config_files.open_config import open_config
 from pagecore.models.encoders.specs import has_encoder
 from pagecore.models.multimodal.text_model import text_model
+from pagecore.models.parameters.weights.compressed_tensors import read_compressed_tensors
 from pagecore.models.parameters.weights.excluded_modules import bits_of_modules, unquantised_modules
 from pagecore.models.parameters.weights.formats import DTYPE_BITS, WEIGHT_FORMATS, WeightFormat, float8, grouped
-from pagecore.models.parameters.weights.other_methods import OTHER_METHODS, refuse
+from pagecore.models.parameters.weights.modelopt import read_modelopt
+from pagecore.models.parameters.weights.other_methods import OTHER_METHODS
+from pagecore.models.parameters.weights.reading import group_size, integers, refuse
 
 __all__ = ["WEIGHT_FORMATS", "WeightFormat", "weight_format"]
-
-
-# Algorithms of ModelOpt with a scale of each 32 inputs, of each block, and of each output.
-_FLOATS = {
-    "FP8_PB_WO": float8([128, 128], 32),
-    "FP8_PER_CHANNEL_PER_TOKEN": float8(None, 32, is_by_row=True),
-    "MXFP8": grouped("mxfp8", 8, 32, 8),
-}
-_ALGORITHMS = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_AWQ": "int4", "W4A8_AWQ": "int4", "INT8_SQ": "int8"}
 
 
 def weight_format(config: str | os.PathLike[str] | Mapping[str, Any], weights: str = "auto") -> WeightFormat:
@@ -89,24 +83,27 @@ def _quantised(fields: Fields) -> WeightFormat:
 def _method(fields: Fields) -> WeightFormat:
     method = fields.given("quant_method")
     if fields.given("quant_algo") is not None or isinstance(fields.given("quantization"), Mapping):
-        return _modelopt(fields)
+        return read_modelopt(fields)
     if method in ("fp8", "fbgemm_fp8"):
         return float8(fields.given("weight_block_size"), 32, is_by_row=method == "fbgemm_fp8")
     if method == "mxfp4":
         return replace(grouped("mxfp4", 4, 32, 8), is_experts_only=True)
-    if method in ("gptq", "awq"):
-        found = _integers(fields, "bits", _group_size(fields.given("group_size")), has_zeros=True)
-        return replace(found, input_bits=32) if method == "gptq" else found
+    if method == "awq":
+        return _with_zeros(fields)
+    if method == "gptq":
+        return _gptq(fields)
     if method == "bitsandbytes":
         if fields.given("load_in_8bit") or fields.given("_load_in_8bit"):
             return replace(WEIGHT_FORMATS["int8"], element_bits=8, group=(1, 0), scale_bits=32)
+        if fields.given("load_in_4bit") is False:
+            return refuse(fields, "load_in_4bit")
         # Absolute maxima of 64 elements are stored in float32, or in 8 bits with maxima of their own.
         scales = (
             Fraction(8, 64) + Fraction(32, 64 * 256) if fields.given("bnb_4bit_use_double_quant") else Fraction(1, 2)
         )
         return WeightFormat("int4", 4 + scales)
     if method == "compressed-tensors":
-        return _compressed(fields)
+        return read_compressed_tensors(fields)
     if method in ("auto-round", "intel/auto-round"):
         return _auto_round(fields)
     if method == "hqq":
@@ -120,48 +117,37 @@ def _method(fields: Fields) -> WeightFormat:
     return refuse(fields, "quant_method")
 
 
-def _modelopt(fields: Fields) -> WeightFormat:
-    inner = fields.given("quantization")
-    part = Fields(inner, fields.source, fields.name("quantization")) if isinstance(inner, Mapping) else fields
-    algorithm = str(part.given("quant_algo")).upper()
-    if algorithm in _FLOATS:
-        return _FLOATS[algorithm]
-    name = _ALGORITHMS.get(algorithm)
-    if name == "nvfp4":
-        # Global scales of weights and inputs.
-        return grouped("nvfp4", 4, 16, 8, matrix_bits=64)
-    if name == "fp8":
-        return replace(float8(None, 32), matrix_bits=32)
-    return WEIGHT_FORMATS[name] if name is not None else refuse(part, "quant_algo")
+def _with_zeros(fields: Fields) -> WeightFormat:
+    return integers(fields, "bits", group_size(fields.given("group_size")), has_zeros=True)
 
 
-def _compressed(fields: Fields) -> WeightFormat:
-    """Return the format of the first group of compressed-tensors; others are rare."""
-    groups = fields.given("config_groups")
-    for name, group in groups.items() if isinstance(groups, Mapping) else ():
-        weights = group.get("weights") if isinstance(group, Mapping) else None
-        if isinstance(weights, Mapping):
-            part = Fields(weights, fields.source, fields.name(f"config_groups.{name}.weights"))
-            size = _group_size(weights.get("group_size"))
-            if weights.get("type") == "float" and weights.get("num_bits") == 4:
-                return grouped("nvfp4", 4, 16, 8, matrix_bits=64) if size == 16 else grouped("mxfp4", 4, 32, 8)
-            if weights.get("type") == "float" and weights.get("num_bits") == 8 and size == 32:
-                return grouped("mxfp8", 8, 32, 8)
-            if weights.get("type") == "float" and weights.get("num_bits") == 8:
-                block = weights.get("block_structure") if weights.get("strategy") == "block" else None
-                return float8(block, 16, is_by_row=weights.get("strategy") == "channel")
-            return _integers(part, "num_bits", size, has_zeros=not weights.get("symmetric", True))
-    return refuse(fields, "config_groups")
+def _gptq(fields: Fields) -> WeightFormat:
+    """Return the format of GPTQ, whose inputs each have the number of their group.
+
+    Rules of GPTQModel give modules that a regular expression names other bits or groups.
+    """
+    found = replace(_with_zeros(fields), input_bits=32)
+    rules = fields.given("dynamic")
+    modules = []
+    for rule, own in rules.items() if isinstance(rules, Mapping) else ():
+        if rule.startswith("-:"):  # excluded
+            continue
+        if not isinstance(own, Mapping):
+            return refuse(fields, "dynamic")
+        both = {name: own.get(name, fields.given(name)) for name in ("bits", "group_size")}
+        part = Fields(both, fields.source, fields.name(f"dynamic.{rule}"))
+        modules.append((f"re:{rule.removeprefix('+:')}", replace(_with_zeros(part), input_bits=32)))
+    return replace(found, modules=tuple(modules), head_bits=found.bits if fields.given("lm_head") is True else 0)
 
 
 def _auto_round(fields: Fields) -> WeightFormat:
     """Return the format of AutoRound: integers with scales and zeros, or floats in blocks."""
-    kind, size = str(fields.given("data_type") or "int"), _group_size(fields.given("group_size"))
+    kind, size = str(fields.given("data_type") or "int"), group_size(fields.given("group_size"))
     bits = fields.given("bits")
     if any(own != bits and own < 16 for own in bits_of_modules(fields).values()):
         return refuse(fields, "extra_config")
     if kind.startswith("int"):
-        return _integers(fields, "bits", size, has_zeros=True)
+        return integers(fields, "bits", size, has_zeros=True)
     if kind.startswith("nv_fp") and bits == 4:
         return grouped("nvfp4", 4, 16, 8, matrix_bits=32)
     if kind.startswith("mx_fp") and bits in (4, 8):
@@ -176,7 +162,7 @@ def _hqq(fields: Fields) -> WeightFormat:
     if not isinstance(weights, Mapping):  # bits of each kind of module
         return refuse(fields, "quant_config")
     part = Fields(weights, fields.source, fields.name("quant_config.weight_quant_params"))
-    found = _integers(part, "nbits", _group_size(weights.get("group_size")), has_zeros=True)
+    found = integers(part, "nbits", group_size(weights.get("group_size")), has_zeros=True)
     size = found.group[1]
     return grouped(found.name, found.element_bits, size, 32)
 
@@ -206,7 +192,7 @@ def _torchao(fields: Fields) -> WeightFormat:
     if not isinstance(name, str) or name not in _TORCHAO:
         return refuse(fields, "quant_type")
     bits, size, scale_bits = _TORCHAO[name]
-    return grouped(f"int{bits}", bits, _group_size(options.get("group_size", size)), scale_bits)
+    return grouped(f"int{bits}", bits, group_size(options.get("group_size", size)), scale_bits)
 
 
 def _quark(fields: Fields) -> WeightFormat:
@@ -215,7 +201,7 @@ def _quark(fields: Fields) -> WeightFormat:
     weights = whole.get("weight") if isinstance(whole, Mapping) else None
     if not isinstance(weights, Mapping):  # a list quantises twice
         return refuse(fields, "global_quant_config")
-    kind, scheme, size = weights.get("dtype"), weights.get("qscheme"), _group_size(weights.get("group_size"))
+    kind, scheme, size = weights.get("dtype"), weights.get("qscheme"), group_size(weights.get("group_size"))
     if kind == "fp8_e4m3" and scheme in ("per_tensor", "per_channel"):
         return float8(None, 32, is_by_row=scheme == "per_channel")
     if kind == "fp4" and scheme == "per_group" and size == 32:
@@ -225,15 +211,3 @@ def _quark(fields: Fields) -> WeightFormat:
     if kind == "int8" and scheme in ("per_tensor", "per_channel"):
         return replace(WEIGHT_FORMATS["int8"], element_bits=8, group=(int(scheme == "per_channel"), 0), scale_bits=32)
     return refuse(fields, "global_quant_config")
-
-
-def _integers(fields: Fields, name: str, group: int, has_zeros: bool) -> WeightFormat:
-    bits = fields.given(name)
-    if type(bits) is not int or bits not in (2, 3, 4, 8):
-        return refuse(fields, name)
-    return grouped(f"int{bits}", bits, group, 16 + (bits if has_zeros else 0))
-
-
-def _group_size(given: object) -> int:
-    """Return the elements that share a scale; 0 for a scale of each channel."""
-    return given if isinstance(given, int) and given > 0 else 0

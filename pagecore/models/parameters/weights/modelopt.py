@@ -1,0 +1,57 @@
+"""Formats of ModelOpt: one for all matrices, or one for each module.
+
+Source: the quantisation configs of ModelOpt, and their readers in vLLM.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pagecore.models.config_files.fields import Fields
+from pagecore.models.parameters.weights.formats import WEIGHT_FORMATS, WeightFormat, float8, grouped
+from pagecore.models.parameters.weights.reading import group_size, refuse
+
+__all__ = ["read_modelopt"]
+
+# Algorithms with a scale of each matrix, of each block, of each output and of each 32 inputs, and others by name.
+_FORMATS: Mapping[str, WeightFormat] = {
+    "FP8": replace(float8(None, 32), matrix_bits=32),
+    "FP8_PB_WO": float8([128, 128], 32),
+    "FP8_PER_CHANNEL_PER_TOKEN": float8(None, 32, is_by_row=True),
+    "MXFP8": grouped("mxfp8", 8, 32, 8),
+    # Global scales of weights and inputs.
+    "NVFP4": grouped("nvfp4", 4, 16, 8, matrix_bits=64),
+    **dict.fromkeys(("W4A16_AWQ", "W4A8_AWQ"), WEIGHT_FORMATS["int4"]),
+    "INT8_SQ": WEIGHT_FORMATS["int8"],
+}
+_FURTHER_EXPERTS = re.compile(r"\bexperts\.[1-9]")
+
+
+def read_modelopt(fields: Fields) -> WeightFormat:
+    """Return the format of an algorithm, or of the modules in `quantized_layers`."""
+    inner = fields.given("quantization")
+    part = Fields(inner, fields.source, fields.name("quantization")) if isinstance(inner, Mapping) else fields
+    if str(part.given("quant_algo")).upper() != "MIXED_PRECISION":
+        return _of_algorithm(part)
+    layers = part.given("quantized_layers")
+    if not isinstance(layers, Mapping) or not layers:
+        return refuse(part, "quantized_layers")
+    modules = {}
+    for name, layer in layers.items():
+        if not isinstance(layer, Mapping):
+            return refuse(part, "quantized_layers")
+        if not _FURTHER_EXPERTS.search(name):  # all experts of a layer are counted as the first one
+            modules[name] = _of_algorithm(Fields(layer, part.source, part.name(f"quantized_layers.{name}")))
+    return replace(next(iter(modules.values())), modules=tuple(modules.items()), is_modules_only=True)
+
+
+def _of_algorithm(part: Fields) -> WeightFormat:
+    found = _FORMATS.get(str(part.given("quant_algo")).upper())
+    if found is None:
+        return refuse(part, "quant_algo")
+    size = group_size(part.given("group_size"))
+    if found.name == "int4" and size:
+        return grouped("int4", 4, size, 20)
+    return grouped("nvfp4", 4, size, 8, matrix_bits=64) if found.name == "nvfp4" and size else found
