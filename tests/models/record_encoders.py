@@ -58,11 +58,23 @@ TROCR |= {"decoder_ffn_dim": 76, "max_position_embeddings": 37}
 VIT = TOWER | {"image_size": 56}
 LAYER_NORMS = {"feat_extract_norm": "layer", "conv_bias": True, "num_feat_extract_layers": 2}
 CASES = [
+    (
+        "audioflamingo3",
+        {"audio_config": WHISPER, "text_config": LLAMA | {"model_type": "qwen2"}, "projector_bias": False},
+    ),
     ("blip", {"vision_config": TOWER | {"image_size": 56}, "text_config": BERT | {"encoder_hidden_size": 32}}),
     ("canary", {"encoder_config": PARAKEET, "decoder_config": DECODER | {"hidden_size": 24}, "vocab_size": 101}),
     ("canary", {"encoder_config": PARAKEET | {"attention_bias": False}, "decoder_config": DECODER, "vocab_size": 101}),
     ("cohere_asr", DECODER | {"encoder_config": PARAKEET | {"convolution_bias": False}}),
     ("cohere_asr", DECODER | {"encoder_config": PARAKEET, "tie_word_embeddings": True}),
+    (
+        "cosmos3_edge",
+        {
+            "vision_config": TOWER | {"patch_size": 8, "num_patches": 25},
+            "text_config": LLAMA | {"mlp_bias": True},
+            "projector_hidden_size": 36,
+        },
+    ),
     (
         "deepseek_vl_hybrid",
         {
@@ -98,6 +110,14 @@ CASES = [
             "text_config": LLAMA | {"model_type": "granite_docling_text"},
         },
     ),
+    (
+        "granite_docling",
+        {
+            "vision_config": TOWER | {"image_size": 56, "out_hidden_size": 48, "deepstack_visual_indexes": []},
+            "text_config": LLAMA | {"model_type": "granite_docling_text"},
+            "density_router_hidden_size": 20,
+        },
+    ),
     ("granite_speech", SPEECH),
     ("granite_speech_plus", SPEECH),
     ("inkling_text", INKLING | {"n_shared_experts": 3}),
@@ -129,7 +149,7 @@ CASES = [
         "muse_glimmer",
         {
             "vision_config": TOWER | {"pos_emb_height": 5, "pos_emb_width": 3, "layer_types": ["full_attention"] * 3},
-            "text_config": LLAMA | {"model_type": "muse_glimmer_text", "head_dim": 12},
+            "text_config": LLAMA | {"model_type": "muse_glimmer_text", "head_dim": 12, "attention_bias": True},
             "out_hidden_size": 128,
             "projector_hidden_size": 40,
         },

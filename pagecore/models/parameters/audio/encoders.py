@@ -21,8 +21,8 @@ from pagecore.storage.checks import ceil_div
 
 __all__ = ["AUDIO_PARTS", "add_audio"]
 
-# Adds a projector from the fields of the encoder, its features, and the features of the text model.
-Projector = Callable[[Tally, Fields, int, int], None]
+# Adds a projector from the fields of the model and of its encoder, the encoder's features, and those of the text model.
+Projector = Callable[[Tally, Fields, Fields, int, int], None]
 
 # Objects of a config that describe encoders of sound or further models.
 AUDIO_PARTS = (
@@ -39,29 +39,33 @@ _WHISPER = {
 }
 
 
-def _two_layers(inputs: str = "hidden_size", *, widening: int = 1, bias: bool = True) -> Projector:
-    """Return a projector of two layers; between them are `widening` times the features of the text model."""
+def _two_layers(inputs: str = "hidden_size", *, widening: int = 1, bias: bool | str = True) -> Projector:
+    """Return a projector of two layers; between them are `widening` times the features of the text model.
 
-    def add(tally: Tally, fields: Fields, _hidden: int, text: int) -> None:
+    `bias` is a field of the model that is true unless it is given, or the fact itself.
+    """
+
+    def add(tally: Tally, whole: Fields, fields: Fields, _hidden: int, text: int) -> None:
         between = widening * text
-        encoder_linear(tally, fields.integer(inputs), between, bias=bias)
-        encoder_linear(tally, between, text, bias=bias)
+        has_bias = whole.switch(bias, True) if isinstance(bias, str) else bias
+        encoder_linear(tally, fields.integer(inputs), between, bias=has_bias)
+        encoder_linear(tally, between, text, bias=has_bias)
 
     return add
 
 
-def _one_layer(tally: Tally, _fields: Fields, hidden: int, text: int) -> None:
+def _one_layer(tally: Tally, _whole: Fields, _fields: Fields, hidden: int, text: int) -> None:
     encoder_linear(tally, hidden, text, bias=True)
 
 
-def _layer_and_marks(tally: Tally, fields: Fields, hidden: int, _text: int) -> None:
+def _layer_and_marks(tally: Tally, _whole: Fields, fields: Fields, hidden: int, _text: int) -> None:
     """Add a layer, and the embeddings of the beginning and the end of sound."""
     outputs = fields.integer("output_dim")
     encoder_linear(tally, hidden, outputs, bias=True)
     encoder_add(tally, 2 * outputs)
 
 
-def _into_output(tally: Tally, fields: Fields, hidden: int, _text: int) -> None:
+def _into_output(tally: Tally, _whole: Fields, fields: Fields, hidden: int, _text: int) -> None:
     encoder_linear(tally, hidden, hidden, bias=True)
     encoder_linear(tally, hidden, fields.integer("output_dim"), bias=True)
 
@@ -93,7 +97,7 @@ class Encoder:
 
 _QWEN_3 = Encoder(_into_output, has_positions=False, is_flat=True, has_key_bias=True, aliases=_WHISPER)
 _ENCODERS: Mapping[str, Encoder] = {
-    "audioflamingo3_encoder": Encoder(_two_layers()),
+    "audioflamingo3_encoder": Encoder(_two_layers(bias="projector_bias")),
     "glmasr_encoder": Encoder(_two_layers("intermediate_size", widening=2), has_positions=False),
     "qwen2_5_omni_audio_encoder": Encoder(_layer_and_marks, has_positions=False, aliases=_WHISPER),
     "qwen2_audio_encoder": Encoder(_one_layer, aliases=_WHISPER),
@@ -173,7 +177,7 @@ def add_audio(tally: Tally, whole: Fields, text_hidden: int) -> None:
                 )
             fields.aliases, fields.defaults = encoder.aliases, _SIZES
             _add_encoder(tally, fields, encoder)
-            encoder.projector(tally, fields, fields.integer("hidden_size"), text_hidden)
+            encoder.projector(tally, whole, fields, fields.integer("hidden_size"), text_hidden)
 
 
 def _add_encoder(tally: Tally, fields: Fields, encoder: Encoder) -> None:

@@ -78,7 +78,7 @@ FULL_ATTENTION: Mapping[str, Traits] = {
     ),
     "bitnet": biased_traits(norms=3, has_mlp_norm=True),
     "cohere": biased_traits(norms=1, is_tied=True, qk_norm="heads", qk_norm_field="use_qk_norm"),
-    "cosmos3_edge_text": biased_traits(is_gated=False),
+    "cosmos3_edge_text": biased_traits(mlp_bias="mlp_bias", is_gated=False),
     "dbrx": Traits(
         experts=Experts("ffn_config.moe_num_experts", "ffn_config.ffn_hidden_size"),
         defaults={"ffn_config.moe_num_experts": 4, "ffn_config.ffn_hidden_size": 3584},

@@ -128,7 +128,7 @@ SLIDING_WINDOWS: Mapping[str, Traits] = {
         settle=_modern_bert,
         defaults={"norm_bias": False, "classifier_bias": False, "decoder_bias": True},
     ),
-    "muse_glimmer_text": Traits(norms=4, output_gate="gate_kind", defaults=_GATED_BY_FEATURE),
+    "muse_glimmer_text": biased_traits(norms=4, output_gate="gate_kind", defaults=_GATED_BY_FEATURE),
     "muse_spark_text": biased_traits(
         norms=3,
         output_gate="gate_kind",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from pagecore.models.config_files.fields import Fields
+from pagecore.models.parameters.counting.encoder_parts import encoder_add
 from pagecore.models.parameters.counting.formulas import add_formulas
 from pagecore.models.parameters.counting.tally import Tally
 from pagecore.models.parameters.vision.tower_parts import Projector, Sizes, Tower, add_positions
@@ -33,6 +34,19 @@ def _projector(matrices: str, rest: str, defaults: Mapping[str, object] | None =
         whole.defaults = {**whole.defaults, **(defaults or {})}
         names = {"hidden": hidden, "merge": merge, "depths": depths, "text": text}
         add_formulas(tally, matrices, rest, fields, whole, names)
+
+    return add
+
+
+def _with_router(matrices: str, rest: str) -> Projector:
+    """Return a projector next to which a network may choose the parts of an image that need more tokens."""
+    project = _projector(matrices, rest)
+
+    def add(tally: Tally, whole: Fields, fields: Fields, hidden: int, merge: int, depths: int, text: int) -> None:
+        project(tally, whole, fields, hidden, merge, depths, text)
+        if whole.given("density_router_hidden_size") is not None:
+            width = whole.integer("density_router_hidden_size")
+            encoder_add(tally, 3 * hidden + 2 + (hidden + 2) * width)
 
     return add
 
@@ -98,7 +112,7 @@ FORMULA_PROJECTORS: Mapping[str, Projector] = {
     "blip": _projector("0", "0"),
     "paligemma": _projector("hidden * text", "text"),
     "t5gemma2_encoder": _projector("hidden * text", "hidden"),
-    "granite_docling": _projector(
+    "granite_docling": _with_router(
         """(hidden * scale_factor ** 2 + text) * out_hidden_size
         + use_fine_route * hidden * (scale_factor // 2) ** 2 * out_hidden_size
         + len(deepstack_visual_indexes) * out_hidden_size * (
