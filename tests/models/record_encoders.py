@@ -55,6 +55,14 @@ RADIO = {**LAYERS, "hidden_size": 32, "patch_size": 14, "max_img_size": 56, "num
 RADIO |= {"video_temporal_patch_size": 2}
 TROCR = {"model_type": "trocr", "d_model": 48, "decoder_layers": 2, "decoder_attention_heads": 4, "vocab_size": 101}
 TROCR |= {"decoder_ffn_dim": 76, "max_position_embeddings": 37}
+CROSSED = {"is_decoder": True, "add_cross_attention": True}
+BERT_DECODER, ROBERTA_DECODER = (BERT | CROSSED | {"model_type": name} for name in ("bert", "roberta"))
+GPT_2 = CROSSED | {"model_type": "gpt2", "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 37, "vocab_size": 101}
+SWIN = {"model_type": "donut-swin", "embed_dim": 12, "depths": [1, 2], "num_heads": [2, 3], "window_size": 3}
+SWIN |= {"image_size": [32, 48], "mlp_ratio": 3.0}
+WAV2VEC2 = {**LAYERS, "model_type": "wav2vec2", "hidden_size": 32, "intermediate_size": 56, "conv_dim": [6, 10]}
+WAV2VEC2 |= {"conv_kernel": [5, 3], "conv_stride": [2, 2], "num_conv_pos_embeddings": 12}
+WAV2VEC2 |= {"num_conv_pos_embedding_groups": 4, "num_feat_extract_layers": 2}
 VIT = TOWER | {"image_size": 56}
 LAYER_NORMS = {"feat_extract_norm": "layer", "conv_bias": True, "num_feat_extract_layers": 2}
 CASES = [
@@ -191,6 +199,22 @@ CASES = [
     ),
     ("vision-encoder-decoder", {"encoder": VIT | {"model_type": "vit", "hidden_size": 48}, "decoder": TROCR}),
     ("vision-encoder-decoder", {"encoder": VIT | {"model_type": "vit"}, "decoder": TROCR}),
+    ("vision-encoder-decoder", {"encoder": VIT | {"model_type": "vit"}, "decoder": GPT_2}),
+    ("vision-encoder-decoder", {"encoder": SWIN | {"model_type": "swin"}, "decoder": BERT_DECODER}),
+    (
+        "vision-encoder-decoder",
+        {
+            "encoder": SWIN | {"use_absolute_embeddings": True, "qkv_bias": False},
+            "decoder": BART | {"model_type": "mbart"},
+        },
+    ),
+    ("encoder-decoder", {"encoder": BERT | {"model_type": "bert"}, "decoder": BERT_DECODER}),
+    ("encoder-decoder", {"encoder": BERT | {"model_type": "roberta", "hidden_size": 32}, "decoder": ROBERTA_DECODER}),
+    ("speech-encoder-decoder", {"encoder": WAV2VEC2, "decoder": BERT_DECODER}),
+    (
+        "speech-encoder-decoder",
+        {"encoder": WAV2VEC2 | {"feat_extract_norm": "layer", "add_adapter": True, "conv_bias": True}, "decoder": BART},
+    ),
     (
         "voxtral_realtime",
         {

@@ -1,62 +1,84 @@
-"""Parameters of models of two others that read an image and write its text: TrOCR with its encoder.
+"""Parameters of models that are made of two others: an encoder of text, images or sound, and a decoder.
 
 Source: the configuration and modeling files of transformers 5.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models.config_files.fields import Fields
-from pagecore.models.parameters.counting.formulas import add_formulas
-from pagecore.models.parameters.counting.tally import Tally
+from pagecore.models.encoders.bart_t5 import ENCODER_DECODERS
+from pagecore.models.parameters.counting.tally import Kind, Tally, check_stage
+from pagecore.models.parameters.decoders.text_model import add_text_model
+from pagecore.models.parameters.encoders.composed_encoders import COMPOSED_ENCODERS
 from pagecore.models.parameters.encoders.cross_attention import add_cross_decoder
+from pagecore.models.parameters.encoders.cross_layers import DecoderStage, add_cross_layers, add_tables
 from pagecore.storage import AttentionSpec, CrossSpec
 
-__all__ = ["add_image_reader"]
+__all__ = ["add_composed"]
 
-_VIT: Mapping[str, object] = {
-    "hidden_size": 768,
-    "image_size": 224,
-    "intermediate_size": 3072,
-    "num_channels": 3,
-    "num_hidden_layers": 12,
-    "patch_size": 16,
-    "qkv_bias": True,
-}
-# Tokens next to the patches of an image, by the type of the encoder.
-_FURTHER_TOKENS: Mapping[str, int] = {"deit": 2, "vit": 1}
-_MATRICES = """
-    num_channels * patch_size ** 2 * hidden_size + hidden_size ** 2
-    + num_hidden_layers * (4 * hidden_size ** 2 + 2 * hidden_size * intermediate_size)"""
-_REST = """
-    ((image_size // patch_size) ** 2 + 2 * further_tokens + 4) * hidden_size
-    + num_hidden_layers * ((6 + 3 * qkv_bias) * hidden_size + intermediate_size)"""
+_Specs = Sequence[AttentionSpec | CrossSpec]
+# Families of text models whose layers may have cross attention next to their own.
+_CROSSED = ("bert", "camembert", "gpt2", "roberta", "xlm-roberta")
 
 
-def add_image_reader(
-    tally: Tally, whole: Fields, specs: Sequence[AttentionSpec | CrossSpec], stage: range | None
-) -> None:
-    """Add a TrOCR with its encoder, or a stage of its decoder; `specs` are those of the config.
+def add_composed(tally: Tally, whole: Fields, specs: _Specs, stage: range | None) -> None:
+    """Add a model of two others, or a stage of its decoder; `specs` are those of the config.
 
     Raises
     ------
     UnsupportedOption
-        The encoder or the decoder is another one.
+        The encoder or the decoder is one whose parameters are not known.
     """
     encoder, decoder = whole.inner("encoder"), whole.inner("decoder")
-    for part, known in ((encoder, [*_FURTHER_TOKENS]), (decoder, ["trocr"])):
+    for part, known in ((encoder, [*COMPOSED_ENCODERS]), (decoder, ["trocr", *_DECODERS])):
         if part.value("model_type") not in known:
             raise UnsupportedOption(
                 f"{whole.source}: {part.describe('model_type')}, whose parameters cannot be counted; expected "
-                f"{' or '.join(known)}: pass weights= in bytes"
+                f"{', '.join(known)}: pass weights= in bytes"
             )
-    add_cross_decoder(tally, decoder, "trocr", specs, stage)
+    kind = decoder.value("model_type")
+    if kind == "trocr":
+        add_cross_decoder(tally, decoder, kind, specs, stage)
+    else:
+        _DECODERS[kind](tally, decoder, kind, specs, stage)
     if stage is None or stage.start == 0:
-        encoder.defaults = _VIT
-        names = {"further_tokens": _FURTHER_TOKENS[encoder.value("model_type")]}
-        add_formulas(tally, _MATRICES, _REST, encoder, whole, names)
-        inputs, hidden = encoder.integer("hidden_size"), decoder.integer("hidden_size")
+        inputs, hidden = COMPOSED_ENCODERS[encoder.value("model_type")](tally, encoder), decoder.integer("hidden_size")
         if inputs != hidden and decoder.given("cross_attention_hidden_size") is None:
             tally.linear(inputs, hidden, bias=True)
+
+
+def _text_model(tally: Tally, decoder: Fields, kind: str, specs: _Specs, stage: range | None) -> None:
+    """Add a BERT or a GPT-2 whose layers attend to the encoder, too."""
+    config = {name: decoder.given(name) for name in decoder} | {"is_decoder": True, "add_cross_attention": False}
+    add_text_model(tally, config, decoder, decoder, kind, stage, mtp=False)
+    count = len(specs) // 2
+    layers = len(check_stage(range(count) if stage is None else stage, count))
+    hidden = decoder.integer("hidden_size")
+    tally.linear(hidden, hidden, bias=True, copies=4 * layers)
+    tally.norm(hidden, bias=True, copies=layers)
+
+
+def _bart(tally: Tally, decoder: Fields, kind: str, specs: _Specs, stage: range | None) -> None:
+    """Add the decoder of a BART or an mBART."""
+    decoder.defaults, decoder.aliases = {"max_position_embeddings": 1024}, ENCODER_DECODERS[kind].aliases
+    hidden, width, count = decoder.integer("hidden_size"), decoder.integer("decoder_ffn_dim"), len(specs) // 2
+    layers = check_stage(range(count) if stage is None else stage, count)
+    own, cross = ([specs[layer + start] for layer in layers] for start in (0, count))
+    part = DecoderStage(decoder, own, cross, layers.start == 0, layers.stop == count)
+    add_cross_layers(tally, part, hidden, bias=True, output_bias=True)
+    tally.linear(hidden, width, bias=True, copies=len(layers))
+    tally.linear(width, hidden, bias=True, copies=len(layers))
+    tally.norm(hidden, bias=True, copies=3 * len(layers) + part.is_first + (part.is_last and kind == "mbart"))
+    is_tied = decoder.switch("tie_word_embeddings", True)
+    add_tables(tally, part, decoder.integer("vocab_size"), is_tied=is_tied)
+    if part.is_first:
+        tally.add((decoder.integer("max_position_embeddings") + 2) * hidden, Kind.EMBEDDING)
+
+
+_DECODERS: Mapping[str, Callable[[Tally, Fields, str, _Specs, range | None], None]] = {
+    **dict.fromkeys(_CROSSED, _text_model),
+    **dict.fromkeys(("bart", "mbart"), _bart),
+}
