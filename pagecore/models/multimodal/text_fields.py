@@ -125,6 +125,8 @@ TEXT_FIELDS: Mapping[str, tuple[str, str]] = {
     "internvl_chat": ("llm_config", "qwen2"),
     "moondream3": ("config.text", "moondream3_text"),
     "musicgen_melody": ("decoder", "musicgen_melody_decoder"),
+    # Drafts in the format of the library speculators.
+    "speculator_model": ("transformer_layer_config", "llama"),
 }
 # Fields that hold the text model of a multimodal model whose type is not known.
 NESTED = ("text_config", "llm_config", "language_config", "llm_cfg")

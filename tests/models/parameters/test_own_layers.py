@@ -2,6 +2,8 @@
 
 import pytest
 
+from pagecore.errors import UnsupportedOption
+from pagecore.models import specs_from_config
 from pagecore.models.parameters import count_parameters
 from tests.capabilities import require
 from tests.models.families.test_small_models import module_class
@@ -80,3 +82,48 @@ def test_published_names_of_sizes_with_a_window_are_read():
     with torch.device("meta"):
         model = module_class(config)._from_config(config)
     assert count_parameters(published).total == sum(each.numel() for each in model.parameters())
+
+
+LLAMA_8B = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 1}
+LLAMA_8B |= {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False}
+EAGLE_3 = LLAMA_8B | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 32000}
+SPECULATOR = {"model_type": "speculator_model", "speculators_model_type": "eagle3", "draft_vocab_size": 32000}
+OUTPUT, MLP = 4096 * 4096, 3 * 4096 * 14336
+QKV, FUSED, HEAD = 4096 * 6144, 3 * 4096 * 4096, 32000 * 4096
+DRAFT = 2 * QKV + OUTPUT + MLP + 4 * 4096 + FUSED + HEAD
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (EAGLE_3, DRAFT),
+        (SPECULATOR | {"transformer_layer_config": LLAMA_8B}, DRAFT),
+        (EAGLE_3 | {"num_hidden_layers": 2}, DRAFT + QKV + OUTPUT + MLP + 3 * 4096),
+        (EAGLE_3 | {"draft_vocab_size": None}, DRAFT + (128256 - 32000) * 4096),
+        (EAGLE_3 | {"eagle_config": {"use_aux_hidden_state": False}}, DRAFT - FUSED),
+        (EAGLE_3 | {"norm_before_fc": True}, DRAFT + 3 * 4096),
+        (EAGLE_3 | {"target_hidden_size": 5120}, DRAFT + 3 * 1024 * 4096 + 128256 * 4096),
+        (EAGLE_3 | {"attention_bias": True}, DRAFT + 6144 + 4096),
+        (LLAMA_8B | {"architectures": ["EagleLlamaForCausalLM"]}, QKV + OUTPUT + MLP + 4096 + 2 * 4096 * 4096),
+    ],
+)
+def test_drafts_of_the_eagle_kind_share_the_embedding_of_their_model(config, expected):
+    assert count_parameters(config).total == expected
+    specs = specs_from_config(config)
+    assert {(spec.num_kv_heads, spec.head_dim) for spec in specs} == {(8, 128)}
+
+
+def test_drafts_of_other_layers_are_refused():
+    eagle = SPECULATOR | {"speculators_model_type": "eagle", "transformer_layer_config": LLAMA_8B}
+    latents = {
+        "model_type": "deepseek_v3",
+        **SIZES,
+        **LATENT,
+        "index_topk": None,
+        "architectures": ["Eagle3DeepseekV2ForCausalLM"],
+    }
+    for config in (eagle, latents):
+        with pytest.raises(UnsupportedOption, match=r"an EAGLE draft of .*expected layers of a Llama: pass weights="):
+            count_parameters(config)
+    with pytest.raises(UnsupportedOption, match="is one stage; leave layers out"):
+        count_parameters(EAGLE_3, layers=range(1))
