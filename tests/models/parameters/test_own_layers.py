@@ -48,7 +48,8 @@ CASES = {
     ],
     "zaya": [
         {"head_dim": 16, "num_key_value_heads": 2},
-        {"head_dim": 8, "cca_time1": 3, "router_hidden_size": 20, "attention_bias": True, "tie_word_embeddings": False},
+        {"head_dim": 8, "cca_time1": 3, "router_hidden_size": 20, "attention_bias": True, "tie_word_embeddings": False}
+        | {"lm_head_bias": True},
     ],
 }
 

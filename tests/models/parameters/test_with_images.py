@@ -62,6 +62,17 @@ CASES = [
             "vision_config": {"sam_config": SAM | {"qkv_bias": False}, "encoder_config": ENCODER},
         },
     ),
+    (
+        "unlimited_ocr",
+        {
+            "text_config": OCR | {"num_key_value_heads": 8},
+            "vision_config": {
+                "sam_config": SAM,
+                "encoder_config": {"hidden_size": 20, "intermediate_size": 36, "num_hidden_layers": 2}
+                | {"num_attention_heads": 2, "image_size": 42, "patch_size": 14},
+            },
+        },
+    ),
     ("ernie4_5_vl_moe", {"text_config": ERNIE, "vision_config": VISION}),
     ("ernie4_5_vl_moe", {"text_config": ERNIE | {"use_bias": True, "moe_num_shared_experts": 1}, "vision_config": {}}),
     (

@@ -169,6 +169,7 @@ HYBRIDS: Mapping[str, Traits] = {
     ),
     "zaya": biased_traits(
         is_tied=True,
+        has_head_bias="lm_head_bias",
         experts=Experts(add_router=_zaya_router),
         add_to_layer=_zaya_layer,
         settle=_zaya,

@@ -114,4 +114,5 @@ WITH_IMAGES: Mapping[str, Traits] = {
         defaults={"intermediate_size": 3072, "vocab_size": 30522, "max_position_embeddings": 1024},
     ),
     "phi4_multimodal": Traits(),
+    "unlimited_ocr_text": replace(LLAMA, experts=SHARED_EXPERTS),
 }

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pagecore.models.config_files.fields import Fields
-from pagecore.models.parameters.counting.encoder_parts import encoder_add, encoder_linear
+from pagecore.models.parameters.counting.encoder_parts import encoder_add, encoder_linear, encoder_matrices
 from pagecore.models.parameters.counting.tally import Tally
 from pagecore.models.parameters.vision.special_towers import SPECIAL_TOWERS, TOWER_SIZES
-from pagecore.models.parameters.vision.tower_parts import Projector, Sizes, Tower, add_tower
+from pagecore.models.parameters.vision.tower_parts import Projector, Sizes, Tower, add_tower, count_colours
 from pagecore.models.parameters.vision.vit_towers import TOWERS
 
 __all__ = ["IMPLIED_ENCODERS", "REMOTE_PROJECTORS", "REMOTE_SIZES", "REMOTE_TOWERS"]
@@ -71,6 +71,28 @@ def _project_deepseek(
     encoder_linear(tally, inputs * part.integer("downsample_ratio") ** 2, width, bias=True)
     encoder_linear(tally, width, width, bias=True, copies=part.integer("depth", min=2) - 2)
     encoder_linear(tally, width, outputs, bias=True)
+
+
+def _project_unlimited(
+    tally: Tally, whole: Fields, fields: Fields, hidden: int, merge: int, depths: int, text: int
+) -> None:
+    """Add the projector of a published file, or of one of transformers, and the CLIP tower that reads the first one's.
+
+    The latter has no embedding of patches.
+    """
+    if whole.has_object("projector_config"):
+        _project_deepseek(tally, whole, fields, hidden, merge, depths, text)
+        return
+    clip = whole.inner("vision_config").inner("encoder_config")
+    clip.defaults = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24}
+    clip.defaults |= {"image_size": 224, "patch_size": 14}
+    inner, width, layers = map(clip.integer, ("hidden_size", "intermediate_size", "num_hidden_layers"))
+    sizes = Sizes(layers, inner, width, clip.integer("patch_size"), frames=1)
+    add_tower(tally, clip, TOWERS["clip_vision_model"], sizes)
+    encoder_matrices(tally, -count_colours(clip) * sizes.patch**2 * inner)
+    encoder_add(tally, -2 * inner)  # no norm follows the layers
+    encoder_linear(tally, fields.integers("downsample_channels")[-1] + inner, text, bias=True)
+    encoder_add(tally, 2 * text)
 
 
 def _project_phi_3(
@@ -131,5 +153,5 @@ REMOTE_PROJECTORS: Mapping[str, Projector] = {
     "minicpmo": _resample,
     "minicpmv": _resample,
     "phi3_v": _project_phi_3,
-    "unlimited_ocr": _project_deepseek,
+    "unlimited_ocr": _project_unlimited,
 }

@@ -59,6 +59,7 @@ TOWER_SIZES: Mapping[str, Mapping[str, object]] = {
     "instructblipvideo_vision_model": _BLIP_SIZES,
     "mllama_vision_model": MLLAMA_SIZES,
     "pp_chart2table": _GOT_SIZES,
+    "unlimited_ocr": {**_GOT_SIZES, "downsample_channels": [512, 1024]},
 }
 
 
@@ -225,4 +226,5 @@ SPECIAL_TOWERS: Mapping[str, Tower] = {
     "pp_chart2table": _GOT,
     "qianfan_ocr": TOWERS["internvl_vision"],
     "step3p5": Tower(has_patch_bias=False, add_rest=_step, merge=4),
+    "unlimited_ocr": replace(_GOT, add_rest=_deepseek),
 }

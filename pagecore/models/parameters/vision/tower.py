@@ -206,7 +206,7 @@ def _open(whole: Fields) -> tuple[str, Fields, Tower]:
             f"{fields.source}: {fields.describe('model_type')}, a vision tower that is unknown; expected one of "
             f"{', '.join(_TOWERS)}: remove vision_config to plan the text model alone"
         )
-    if kind == "deepseek_ocr2":
+    if kind in ("deepseek_ocr2", "unlimited_ocr"):
         # The tower is the first of two parts.
         fields = fields.inner("sam_config")
         fields.defaults = DEFAULTS
