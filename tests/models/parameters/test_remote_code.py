@@ -298,3 +298,10 @@ def test_lightning_attention_of_ling_2_5_is_counted():
     experts = 4 * (257 * mlp(hidden, 512) + 256 * hidden)
     ends = mlp(hidden, 5120) + 5 * 2 * hidden + 2 * 157184 * hidden + hidden
     assert count_parameters(ling).total == latent + 4 * lightning + experts + ends
+
+
+def test_the_draft_of_mimo_7b():
+    """The weights have 7,833,409,536 parameters, as their index says."""
+    mimo = {"model_type": "mimo", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 36}
+    mimo |= {"num_key_value_heads": 8, "intermediate_size": 11008, "vocab_size": 151680, "num_nextn_predict_layers": 1}
+    assert count_parameters(mimo, mtp=True).total == 7_833_409_536

@@ -112,6 +112,21 @@ def test_deepseek_vl_2_has_one_tower_and_an_mlp():
         count_parameters(config | {"vision_config": vision | {"model_name": "other"}})
 
 
+@pytest.mark.parametrize(("model_type", "normed"), [("Keye", 1152), ("KeyeVL1_5", 4 * 1152)])
+@pytest.mark.parametrize("named", [True, False])
+def test_keye_has_two_tables_of_positions(model_type, normed, named):
+    text = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    text |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 101, "tie_word_embeddings": False}
+    vision = SIGLIP | {"image_size": 384, "num_attention_heads": 16} | ({"model_type": model_type} if named else {})
+    config = text | {"model_type": model_type, "vision_config": vision}
+    layers = 27 * (4 * 1152 * 1153 + 4304 * 1153 + 1152 * 4305 + 4 * 1152)
+    tower = (3 * 14 * 14 + 1) * 1152 + (27 * 27 + 32768) * 1152 + layers + 2 * 1152
+    projector = 2 * normed + 4608 * 4609 + 64 * 4609
+    whole = count_parameters(config).total
+    assert whole == count_parameters(text | {"model_type": "qwen3"}).total + tower + projector
+    assert vision_tower(config).tokens(448) == 256
+
+
 def test_glm_4v_has_the_tower_of_eva():
     text = {"model_type": "chatglm", "hidden_size": 64, "num_layers": 2, "num_attention_heads": 8, "kv_channels": 8}
     text |= {"multi_query_attention": True, "multi_query_group_num": 2, "ffn_hidden_size": 96}

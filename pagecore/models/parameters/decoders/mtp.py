@@ -1,7 +1,7 @@
 """Layers for the prediction of further tokens (multi-token prediction, MTP), which serve as a draft.
 
-transformers does not build these layers. Sources: the checkpoints of DeepSeek-V3 and V4, GLM-4.5, Qwen3-Next and
-ERNIE 4.5, and the drafts that vLLM and SGLang build from them.
+transformers does not build these layers. Sources: the checkpoints of DeepSeek-V3 and V4, GLM-4.5, Qwen3-Next,
+ERNIE 4.5, MiMo and Ling 2, and the drafts that vLLM and SGLang build from them.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class _Draft:
 _NEXTN = _Draft()
 _DRAFTS: Mapping[str, _Draft] = {
     **dict.fromkeys(("deepseek_v3", "deepseek_v32", "kimi_k2", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa"), _NEXTN),
+    **dict.fromkeys(("bailing_moe_v2", "mimo"), _NEXTN),
     "deepseek_v4": _Draft(default=1, has_streams=True),
     # Every checkpoint of Qwen3-Next has one such layer; its config.json does not count it.
     "qwen3_next": _Draft(default=1),

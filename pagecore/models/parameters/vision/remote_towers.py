@@ -2,7 +2,7 @@
 
 Source: the modeling files of OpenGVLab/InternVL3-8B, openbmb/MiniCPM-V-2_6, deepseek-ai/DeepSeek-OCR,
 deepseek-ai/deepseek-vl2, zai-org/glm-4v-9b, microsoft/Phi-3.5-vision-instruct and Phi-4-multimodal-instruct, and the
-models of vLLM.
+models of vLLM and SGLang (Keye-VL).
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from pagecore.models.config_files.fields import Fields
 from pagecore.models.parameters.counting.encoder_parts import encoder_add, encoder_linear, encoder_matrices
 from pagecore.models.parameters.counting.tally import Tally
 from pagecore.models.parameters.vision.special_towers import SPECIAL_TOWERS, TOWER_SIZES
-from pagecore.models.parameters.vision.tower_parts import Projector, Sizes, Tower, add_tower, count_colours
+from pagecore.models.parameters.vision.tower_parts import (
+    Projector,
+    Sizes,
+    Tower,
+    add_positions,
+    add_tower,
+    count_colours,
+)
 from pagecore.models.parameters.vision.vit_towers import TOWERS
 
 __all__ = ["IMPLIED_ENCODERS", "REMOTE_PROJECTORS", "REMOTE_SIZES", "REMOTE_TOWERS"]
@@ -95,6 +102,24 @@ def _project_unlimited(
     encoder_add(tally, 2 * text)
 
 
+def _packed_positions(tally: Tally, fields: Fields, sizes: Sizes) -> None:
+    """Add positions of patches, of which a second table has 32,768, and a norm."""
+    add_positions(tally, fields, sizes)
+    encoder_add(tally, 32768 * sizes.hidden)
+
+
+def _project_keye(norm_is_merged: bool) -> Projector:
+    """Return a projector with a norm of single patches, or of four at once."""
+
+    def add(tally: Tally, _whole: Fields, _fields: Fields, hidden: int, merge: int, _depths: int, text: int) -> None:
+        merged = hidden * merge**2
+        encoder_add(tally, 2 * (merged if norm_is_merged else hidden))
+        encoder_linear(tally, merged, merged, bias=True)
+        encoder_linear(tally, merged, text, bias=True)
+
+    return add
+
+
 def _project_phi_3(
     tally: Tally, _whole: Fields, _fields: Fields, hidden: int, _merge: int, _depths: int, text: int
 ) -> None:
@@ -133,8 +158,10 @@ IMPLIED_ENCODERS: Mapping[str, Mapping[str, object]] = {
         },
     },
 }
+_KEYE: Mapping[str, object] = {"image_size": 384, "patch_size": 14, "spatial_merge_size": 2}
 # Sizes that published files leave out.
 REMOTE_SIZES: Mapping[str, Mapping[str, object]] = {
+    **dict.fromkeys(("Keye", "KeyeVL1_5"), _KEYE),
     "deeplip_b_l": {**TOWER_SIZES["got_ocr2"], "downsample_channels": [512, 1024]},
     "siglip_so400m_patch14_384": {"image_size": 384},
 }
@@ -142,12 +169,15 @@ REMOTE_TOWERS: Mapping[str, Tower] = {
     "deeplip_b_l": replace(SPECIAL_TOWERS["got_ocr2"], add_rest=_clip_after_sam),
     "eva2clip": Tower(add_rest=_positions_of_glm, merge=2),
     "intern_vit_6b": _INTERN,
+    **dict.fromkeys(("Keye", "KeyeVL1_5"), Tower(add_rest=_packed_positions)),
     "minicpmv": TOWERS["idefics3_vision"],
     "siglip_so400m_patch14_384": replace(
         TOWERS["siglip_vision_model"], layers="layers", hidden="width", width="", merge=2
     ),
 }
 REMOTE_PROJECTORS: Mapping[str, Projector] = {
+    "Keye": _project_keye(norm_is_merged=False),
+    "KeyeVL1_5": _project_keye(norm_is_merged=True),
     "chatglm": _project_glm,
     "deepseek_vl_v2": _project_deepseek,
     "minicpmo": _resample,
