@@ -63,6 +63,9 @@ SWIN |= {"image_size": [32, 48], "mlp_ratio": 3.0}
 WAV2VEC2 = {**LAYERS, "model_type": "wav2vec2", "hidden_size": 32, "intermediate_size": 56, "conv_dim": [6, 10]}
 WAV2VEC2 |= {"conv_kernel": [5, 3], "conv_stride": [2, 2], "num_conv_pos_embeddings": 12}
 WAV2VEC2 |= {"num_conv_pos_embedding_groups": 4, "num_feat_extract_layers": 2}
+IDEFICS = {**LAYERS, "embed_dim": 32, "intermediate_size": 56, "patch_size": 14, "image_size": 56}
+RESAMPLER = {"resampler_depth": 3, "resampler_n_heads": 5, "resampler_head_dim": 7, "resampler_n_latents": 9}
+RESAMPLER |= {"qk_layer_norms_perceiver": True}
 VIT = TOWER | {"image_size": 56}
 LAYER_NORMS = {"feat_extract_norm": "layer", "conv_bias": True, "num_feat_extract_layers": 2}
 CASES = [
@@ -128,6 +131,14 @@ CASES = [
     ),
     ("granite_speech", SPEECH),
     ("granite_speech_plus", SPEECH),
+    ("idefics", LLAMA | {"num_key_value_heads": 4, "vision_config": IDEFICS, "perceiver_config": {}}),
+    (
+        "idefics",
+        LLAMA
+        | {"num_key_value_heads": 4, "num_hidden_layers": 5, "cross_layer_interval": 2, "alpha_type": "vector"}
+        | {"additional_vocab_size": 7, "qk_layer_norms": True, "use_resampler": True, "vision_config": IDEFICS}
+        | {"perceiver_config": RESAMPLER},
+    ),
     ("inkling_text", INKLING | {"n_shared_experts": 3}),
     ("inkling_text", INKLING | {"mlp_layer_types": ["dense", "sparse", "dense"]}),
     ("inkling2_text", INKLING),

@@ -24,7 +24,7 @@ __all__ = ["add_eagle", "eagle_version"]
 def eagle_version(whole: Fields) -> int:
     """Return 1 or 3 for the config of an EAGLE draft, and 0 for another model.
 
-    Configs of EAGLE-1 with the architecture of a whole model cannot be told from it.
+    Configs of EAGLE-1 with the architecture of a whole model cannot be distinguished from such a model.
     """
     listed = whole.given("architectures")
     names = [each.lower() for each in listed if isinstance(each, str)] if isinstance(listed, list | tuple) else []

@@ -14,6 +14,7 @@ from pagecore.models.parameters.counting.experts import add_experts, has_experts
 from pagecore.models.parameters.counting.tally import Tally
 from pagecore.models.parameters.counting.traits import Experts, Settled, Traits, biased_traits
 from pagecore.models.parameters.structures.common_traits import LLAMA, SHARED_EXPERTS
+from pagecore.models.parameters.structures.idefics import IDEFICS_DEFAULTS, add_gated_layer, further_tokens
 from pagecore.storage.checks import INT32_MAX
 
 __all__ = ["WITH_IMAGES"]
@@ -113,6 +114,7 @@ WITH_IMAGES: Mapping[str, Traits] = {
         settle=_git,
         defaults={"intermediate_size": 3072, "vocab_size": 30522, "max_position_embeddings": 1024},
     ),
+    "idefics": Traits(defaults=IDEFICS_DEFAULTS, add_to_layer=add_gated_layer, settle=further_tokens),
     "phi4_multimodal": Traits(),
     "unlimited_ocr_text": replace(LLAMA, experts=SHARED_EXPERTS),
 }

@@ -12,6 +12,7 @@ from pagecore.models.parameters.counting.encoder_parts import encoder_add, encod
 from pagecore.models.parameters.counting.tally import Tally
 from pagecore.models.parameters.vision.document_towers import DOCUMENT_PROJECTORS
 from pagecore.models.parameters.vision.formulas import FORMULA_PROJECTORS
+from pagecore.models.parameters.vision.idefics import add_idefics_resampler
 from pagecore.models.parameters.vision.janus import add_janus
 from pagecore.models.parameters.vision.mllama_tower import project_mllama
 from pagecore.models.parameters.vision.resamplers import RESAMPLERS
@@ -218,6 +219,7 @@ PROJECTORS: Mapping[str, Projector] = {
     "got_ocr2": _got,
     "hunyuan_vl": _hunyuan,
     "hyperclovax_vision_v2": _hyperclova,
+    "idefics": add_idefics_resampler,
     "idefics3": _idefics,
     **dict.fromkeys(("h2ovl_chat", "interns1", "internvl", "internvl_chat", "skywork_chat"), _internvl),
     "janus": add_janus,

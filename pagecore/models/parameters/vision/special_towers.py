@@ -59,6 +59,13 @@ TOWER_SIZES: Mapping[str, Mapping[str, object]] = {
     "instructblipvideo_vision_model": _BLIP_SIZES,
     "mllama_vision_model": MLLAMA_SIZES,
     "pp_chart2table": _GOT_SIZES,
+    "idefics": {
+        "embed_dim": 768,
+        "image_size": 224,
+        "intermediate_size": 5120,
+        "num_hidden_layers": 32,
+        "patch_size": 14,
+    },
     "unlimited_ocr": {**_GOT_SIZES, "downsample_channels": [512, 1024]},
 }
 
@@ -210,6 +217,7 @@ SPECIAL_TOWERS: Mapping[str, Tower] = {
     "glm5_next": TOWERS["glm_ocr"],
     "got_ocr2": _GOT,
     "hunyuan_vl": Tower(add_rest=_hunyuan),
+    "idefics": replace(TOWERS["clip_vision_model"], hidden="embed_dim"),
     "idefics2": TOWERS["idefics3"],
     "instructblip_vision_model": _BLIP,
     "instructblipvideo_vision_model": _BLIP,
