@@ -16,7 +16,7 @@ from tests.capabilities import require
 from tests.models.published import PUBLISHED
 
 # Models of remote code or of engines, whose parameters are not known.
-UNCOUNTED = {"alice_ai", "deepseek_v41_text", "domyn_edge", "dory", "gigachat3_5", "idefics", "iquest_q1"}
+UNCOUNTED = {"alice_ai", "deepseek_v41_text", "domyn_edge", "dory", "gigachat3_5", "iquest_q1"}
 UNCOUNTED |= {
     "interns2_mobius_text",
     "k2_horizon",
@@ -24,7 +24,6 @@ UNCOUNTED |= {
     "minicpm_sala",
     "moondream3_text",
     "glm_image_text",
-    "unlimited_ocr_text",
 }
 UNCOUNTED |= {"nemotron_h_puzzle", "step5", "xllm"}
 SPEAKING = {"coarse_acoustics", "csm", "csm_depth_decoder_model", "higgs_audio_v2", "kyutai_speech_to_text", "moshi"}
