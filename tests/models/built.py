@@ -76,4 +76,4 @@ COUNTED_TEXT = [
 COUNTED_ELSEWHERE = {*COUNTED_TEXT, *EARLIER_TYPES, *BERT, *REMOTE, *SPEECH, *INKLING, "rwkv", "xlstm"}
 COUNTED_ELSEWHERE |= {"dots3_note_text", "glm5_next_text", "hrm_text", "hy_v4", "mistral_large4_text"}
 COUNTED_ELSEWHERE |= {"chameleon", "deepseek_ocr2_text", "ernie4_5_vl_moe_text", "phi4_multimodal"}
-COUNTED_ELSEWHERE |= {"idefics", "muse_spark_text", "step3p5", "unlimited_ocr_text", "zaya"}
+COUNTED_ELSEWHERE |= {"glm_image_text", "idefics", "muse_spark_text", "step3p5", "unlimited_ocr_text", "zaya"}

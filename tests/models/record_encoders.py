@@ -68,6 +68,8 @@ RESAMPLER = {"resampler_depth": 3, "resampler_n_heads": 5, "resampler_head_dim":
 RESAMPLER |= {"qk_layer_norms_perceiver": True}
 VIT = TOWER | {"image_size": 56}
 LAYER_NORMS = {"feat_extract_norm": "layer", "conv_bias": True, "num_feat_extract_layers": 2}
+# Models that no class of AutoModel generates with.
+OTHERS = {"glm_image": "GlmImageForConditionalGeneration"}
 CASES = [
     (
         "audioflamingo3",
@@ -103,6 +105,15 @@ CASES = [
             | {"fsmn_kernel_size": 5, "num_stacked_frames": 3, "num_timestamp_prediction_layers": 1},
             "adaptor_config": {**LAYERS, "projector_hidden_size": 30, "hidden_size": 48, "intermediate_size": 12},
             "text_config": LLAMA | {"model_type": "qwen3"},
+        },
+    ),
+    (
+        "glm_image",
+        {
+            "vision_config": {"depth": 3, "hidden_size": 32, "intermediate_size": 56, "num_heads": 4, "image_size": 56}
+            | {"patch_size": 14, "attention_bias": False},
+            "text_config": LLAMA | {"vision_vocab_size": 70, "attention_bias": False},
+            "vq_config": {"embed_dim": 12, "num_embeddings": 40, "latent_channels": 20},
         },
     ),
     (
@@ -249,7 +260,7 @@ def record():
             part.pad_token_id = 0
         kinds = ("MULTIMODAL_LM", "SPEECH_SEQ_2_SEQ", "SEQ_TO_SEQ_CAUSAL_LM", "CAUSAL_LM", "IMAGE_TEXT_TO_TEXT")
         maps = [getattr(auto, f"MODEL_FOR_{kind}_MAPPING_NAMES") for kind in kinds]
-        name = next(each[model_type] for each in maps if model_type in each)
+        name = OTHERS.get(model_type) or next(each[model_type] for each in maps if model_type in each)
         with torch.device("meta"):
             model = getattr(transformers, name)._from_config(config)
         count = sum(parameter.numel() for parameter in model.parameters())

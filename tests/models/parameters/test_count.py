@@ -23,7 +23,6 @@ UNCOUNTED |= {
     "kimi_audio",
     "minicpm_sala",
     "moondream3_text",
-    "glm_image_text",
 }
 UNCOUNTED |= {"nemotron_h_puzzle", "step5", "xllm"}
 SPEAKING = {"coarse_acoustics", "csm", "csm_depth_decoder_model", "higgs_audio_v2", "kyutai_speech_to_text", "moshi"}

@@ -142,3 +142,25 @@ def test_phi_4_multimodal_is_counted_as_the_same_model_of_transformers():
     text |= {"num_key_value_heads": 8, "vocab_size": 200064, "tie_word_embeddings": True}
     same = require("transformers").AutoConfig.for_model("phi4_multimodal", **text)
     assert count_parameters(text | {"model_type": "phi4mm"}).total == built(same)
+
+
+def test_a_published_ovis_2_is_counted_as_the_same_model_of_transformers():
+    text = QWEN_2 | {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 8}
+    text |= {"model_type": "qwen2", "vocab_size": 101}
+    sizes = {"hidden_size": 32, "intermediate_size": 72, "num_hidden_layers": 3, "num_attention_heads": 4}
+    sizes |= {"image_size": 56, "patch_size": 14, "qkv_bias": False}
+    words = {"hidden_stride": 2, "vocab_size": 50}
+    same = require("transformers").AutoConfig.for_model(
+        "ovis2",
+        text_config=text | {"tie_word_embeddings": True},
+        vision_config=sizes | words | {"num_visual_indicator_tokens": 5},
+        hidden_size=64,
+    )
+    backbone = sizes | {"model_type": "aimv2", "use_bias": False}
+    tokenizer = words | {"model_type": "aimv2_visual_tokenizer", "backbone_config": backbone}
+    config = {"model_type": "ovis", "hidden_size": 64, "llm_config": text, "visual_tokenizer_config": tokenizer}
+    assert count_parameters(config).total == built(same) + 101 * 64
+    assert vision_tower(config).tokens(56) == vision_tower(same.to_dict()).tokens(56) == 4
+    other = config | {"visual_tokenizer_config": tokenizer | {"backbone_config": {"model_type": "siglip"}}}
+    with pytest.raises(UnsupportedOption, match=r"backbone_config.model_type is .siglip.*expected aimv2"):
+        count_parameters(other)

@@ -106,6 +106,8 @@ class Traits:
         The family reads `tie_word_embeddings`.
     has_head_bias : str or bool
         The output head has a bias.
+    head_rows : str
+        Field with the rows of the output head; "" for `vocab_size`.
     activation : int
         Parameters of the activation of a layer.
     has_positions : bool
@@ -157,6 +159,7 @@ class Traits:
     is_tied: bool = False
     can_tie: bool = True
     has_head_bias: str | bool = False
+    head_rows: str = ""
     activation: int = 0
     has_positions: bool = False
     experts: Experts | None = None

@@ -179,8 +179,9 @@ def _add_ends(
     vocab = fields.integer("vocab_size")
     is_copied = is_last and not (traits.can_tie and _is_tied(whole, fields, traits) and is_first)
     width = traits.embedding_width or hidden
-    tally.add(vocab * width * (is_first + is_copied), Kind.EMBEDDING, Split.TENSOR)
-    tally.head += vocab * width * is_copied
+    head = (fields.integer(traits.head_rows) if traits.head_rows else vocab) * width * is_copied
+    tally.add(vocab * width * is_first + head, Kind.EMBEDDING, Split.TENSOR)
+    tally.head += head
     tally.add(traits.first * is_first + traits.last * is_last)
     if traits.has_positions and is_first:
         rows = fields.integer("max_position_embeddings") + traits.position_rows

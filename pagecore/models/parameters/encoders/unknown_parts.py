@@ -28,10 +28,12 @@ def refuse_unknown_parts(whole: Fields, text: Fields) -> None:
     for name, part in _NAMES.items():
         if whole.given(name) and not whole.has_object(part):
             _refuse(whole, name, whole.describe(name))
-    if text is whole or whole.given("model_type") in DECODER_TYPES:
+    kind = whole.given("model_type")
+    if text is whole or kind in DECODER_TYPES:
         return
     for name in whole:
-        is_part = name.endswith(("_config", "_cfg")) and name not in _COUNTED and not name.startswith(_NO_MODULES)
+        is_part = name.endswith(("_config", "_cfg")) and not name.startswith(_NO_MODULES)
+        is_part = is_part and name not in _COUNTED and (kind, name) != ("ovis", "visual_tokenizer_config")
         if is_part and isinstance(whole.given(name), Mapping) and whole.given(name):
             _refuse(whole, name, f"{whole.describe('model_type')}, which is unknown, and has a {name}")
 

@@ -100,6 +100,13 @@ FULL_ATTENTION: Mapping[str, Traits] = {
         qkv_bias="attention_bias", experts=SHARED_EXPERTS, defaults={**BIASED, "first_k_dense_replace": 1}
     ),
     "glm4v_text": Traits(qkv_bias="attention_bias", norms=4, defaults=BIASED),
+    "glm_image_text": Traits(
+        qkv_bias="attention_bias",
+        norms=4,
+        can_tie=False,
+        head_rows="vision_vocab_size",
+        defaults={**BIASED, "vision_vocab_size": 16512},
+    ),
     "glm_ocr_text": Traits(qkv_bias="attention_bias", norms=4),
     "granite": LLAMA,
     "granite4_vision_text": biased_traits(mlp_bias="mlp_bias"),

@@ -51,6 +51,17 @@ def _with_router(matrices: str, rest: str) -> Projector:
     return add
 
 
+def _quantiser(
+    tally: Tally, whole: Fields, _fields: Fields, _hidden: int, _merge: int, _depths: int, _text: int
+) -> None:
+    """Add the quantiser that turns patches into tokens: a codebook, and a convolution before and after it."""
+    name = "vq_config"
+    part = whole.inner(name) if whole.has_object(name) else Fields({}, whole.source, name)
+    part.defaults = {"embed_dim": 2048, "latent_channels": 1536, "num_embeddings": 16384}
+    matrices, rest = "2 * latent_channels * embed_dim", "(num_embeddings + 1) * embed_dim + latent_channels"
+    add_formulas(tally, matrices, rest, part, whole)
+
+
 _BLIP: Mapping[str, object] = {
     "hidden_size": 768,
     "intermediate_size": 3072,
@@ -68,10 +79,23 @@ _KOSMOS_2_5: Mapping[str, object] = {
 # Sizes that published files leave out.
 FORMULA_SIZES: Mapping[str, Mapping[str, object]] = {
     "blip_vision_model": _BLIP,
+    "glm_image": {
+        "attention_bias": True,
+        "depth": 40,
+        "hidden_size": 1536,
+        "image_size": 2048,
+        "intermediate_size": 6144,
+        "patch_size": 16,
+    },
     "inkling2": {"posemb_grid_size": 32, "projector_bias": False, "spatial_merge_size": 2},
     "kosmos_2_5_vision_model": _KOSMOS_2_5,
 }
 FORMULA_TOWERS: Mapping[str, Tower] = {
+    "glm_image": Tower(
+        "depth",
+        attention_biases=0,
+        add_rest=_tower("0", "((image_size // patch) ** 2 + 4 * layers * attention_bias) * hidden"),
+    ),
     "granite_docling": Tower(add_rest=add_positions),
     "inkling2": Tower(
         has_patch_bias=False,
@@ -112,6 +136,7 @@ FORMULA_PROJECTORS: Mapping[str, Projector] = {
     "blip": _projector("0", "0"),
     "paligemma": _projector("hidden * text", "text"),
     "t5gemma2_encoder": _projector("hidden * text", "hidden"),
+    "glm_image": _quantiser,
     "granite_docling": _with_router(
         """(hidden * scale_factor ** 2 + text) * out_hidden_size
         + use_fine_route * hidden * (scale_factor // 2) ** 2 * out_hidden_size

@@ -21,12 +21,9 @@ from pagecore.models.multimodal.text_model import has_thinker, text_model
 from pagecore.models.parameters.counting.tally import Kind, Split, Tally
 from pagecore.models.parameters.vision.chameleon import add_chameleon
 from pagecore.models.parameters.vision.gemma_3n import add_gemma_3n_vision, has_convolutions
+from pagecore.models.parameters.vision.ovis import ovis_of_transformers
 from pagecore.models.parameters.vision.projectors import PROJECTORS
-from pagecore.models.parameters.vision.remote_towers import (
-    IMPLIED_ENCODERS,
-    REMOTE_PROJECTORS,
-    REMOTE_TOWERS,
-)
+from pagecore.models.parameters.vision.remote_towers import IMPLIED_ENCODERS, REMOTE_PROJECTORS, REMOTE_TOWERS
 from pagecore.models.parameters.vision.resamplers import FIXED_TOKENS
 from pagecore.models.parameters.vision.special_towers import SPECIAL_TOWERS
 from pagecore.models.parameters.vision.tower_parts import Sizes, Tower, add_tower, image_side
@@ -88,7 +85,7 @@ class VisionTower:
 _TOWERS: Mapping[str, Tower] = {**TOWERS, **SPECIAL_TOWERS, **REMOTE_TOWERS}
 _PROJECTORS = {**PROJECTORS, **REMOTE_PROJECTORS}
 # Fields of the whole model with the patches along each side of a token.
-_MERGES = ("spatial_merge_size", "downsample_factor", "scale_factor")
+_MERGES = ("spatial_merge_size", "downsample_factor", "hidden_stride", "scale_factor")
 _RATIOS = ("pixel_shuffle_ratio", "downsample_ratio")
 
 
@@ -126,6 +123,8 @@ def with_encoders(whole: Fields) -> Fields:
     implied = IMPLIED_ENCODERS.get(str(whole.given("model_type")))
     if implied is not None:
         return Fields(implied, whole.source)
+    if whole.given("model_type") == "ovis" and whole.has_object("visual_tokenizer_config"):
+        return ovis_of_transformers(whole)
     return whole.inner("thinker_config") if has_thinker(whole) else whole
 
 
