@@ -7,7 +7,7 @@ import pytest
 
 from pagecore import UnsupportedOption
 from pagecore.models import ConfigError, read_model_config
-from pagecore.models.parameters import count_parameters
+from pagecore.models.parameters import count_parameters, vision_tower
 
 CASES = json.loads(Path(__file__).parents[1].joinpath("encoders.json").read_text())
 NAMES = [f"{number}-{case['config']['model_type']}" for number, case in enumerate(CASES)]
@@ -90,3 +90,10 @@ def test_another_encoder_or_decoder_of_a_reader_is_refused():
     ):
         with pytest.raises(UnsupportedOption, match=reason):
             count_parameters(config | change)
+
+
+def test_queries_of_kosmos_are_the_tokens_of_an_image():
+    for name, queries in (("kosmos-2", 64), ("kosmos-2.5", 2048)):
+        config = next(case["config"] for case in CASES if case["config"]["model_type"] == name)
+        assert vision_tower(config).tokens(224) == config["latent_query_num"] == 7
+        assert vision_tower(config | {"latent_query_num": None}).tokens(224) == queries

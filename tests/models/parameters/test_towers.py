@@ -195,6 +195,8 @@ def test_towers_whose_published_files_leave_out_sizes():
     [
         ("aria", TOWER | IMAGE, {"projector_patch_to_query_dict": {"16": 5, "4": 9}}, 56, 9),
         ("idefics2", TOWER | IMAGE, {"perceiver_config": {"hidden_size": 64}}, 980, 64),
+        ("granite4_vision", TOWER | SIGLIP | {"hidden_size": 64}, GRANITE, 56, 4),
+        ("llava_onevision", TOWER | SIGLIP | {"image_size": 384}, {}, 384, 729),
         ("janus", TOWER | {"image_size": 384, "patch_size": 16, "projection_dim": 64}, {}, 384, 576),
         ("got_ocr2", {}, {}, 1024, 256),
         ("molmo2", MOLMO, {"adapter_config": ADAPTER}, 378, 196),

@@ -14,7 +14,7 @@ from pagecore.models.parameters.counting.tally import Tally
 from pagecore.models.parameters.vision.tower_parts import Projector
 from pagecore.storage.checks import ceil_div
 
-__all__ = ["FIXED_TOKENS", "Q_FORMER", "RESAMPLERS", "add_q_former"]
+__all__ = ["FIXED_TOKENS", "Q_FORMER", "RESAMPLERS", "add_q_former", "window_sides"]
 
 Q_FORMER: Mapping[str, object] = {
     "hidden_size": 768,
@@ -52,6 +52,11 @@ def _queries(whole: Fields) -> int:
     return 32 if whole.given("num_query_tokens") is None else whole.integer("num_query_tokens")
 
 
+def _kosmos_queries(default: int) -> Callable[[Fields], int]:
+    name = "latent_query_num"
+    return lambda whole: default if whole.given(name) is None else whole.integer(name)
+
+
 def _soft_tokens(whole: Fields) -> int:
     name = "vision_soft_tokens_per_image"
     return 280 if whole.given(name) is None else whole.integer(name)
@@ -80,6 +85,8 @@ FIXED_TOKENS: Mapping[str, Callable[[Fields], int]] = {
     "idefics2": _latents,
     "instructblip": _queries,
     "instructblipvideo": _queries,
+    "kosmos-2": _kosmos_queries(64),
+    "kosmos-2.5": _kosmos_queries(2048),
 }
 
 
@@ -155,12 +162,18 @@ def _molmo(tally: Tally, whole: Fields, _fields: Fields, hidden: int, _merge: in
     encoder_linear(tally, width, outputs)
 
 
+def window_sides(whole: Fields) -> list[int]:
+    """Return the sides of the windows of queries and of patches of Granite 4 Vision."""
+    rate: Any = whole.given("downsample_rate")
+    sides = [int(side) for side in str(rate).split("/") if side.isdecimal() and 0 < len(side) < 5]
+    if len(sides) != 2 or 0 in sides:
+        whole.refuse(f'{whole.describe("downsample_rate")}; it must be the sides of two windows, such as "4/8"')
+    return sides
+
+
 def _granite(tally: Tally, whole: Fields, _fields: Fields, hidden: int, _merge: int, _depths: int, text: int) -> None:
     """Add a Q-Former that reads windows of patches for each layer of a deep stack, and four for parts of the image."""
-    rate: Any = whole.given("downsample_rate")
-    sides = [int(side) for side in str(rate).split("/") if side.isdecimal() and len(side) < 5]
-    if len(sides) != 2:
-        whole.refuse(f'{whole.describe("downsample_rate")}; it must be the sides of two windows, such as "4/8"')
+    sides = window_sides(whole)
     stacked = whole.given("deepstack_layer_map")
     former = _part(whole, "qformer_config", _GRANITE)
     former.sizes = {"hidden_size": hidden}

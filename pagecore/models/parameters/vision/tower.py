@@ -24,7 +24,7 @@ from pagecore.models.parameters.vision.gemma_3n import add_gemma_3n_vision, has_
 from pagecore.models.parameters.vision.ovis import ovis_of_transformers
 from pagecore.models.parameters.vision.projectors import PROJECTORS
 from pagecore.models.parameters.vision.remote_towers import IMPLIED_ENCODERS, REMOTE_PROJECTORS, REMOTE_TOWERS
-from pagecore.models.parameters.vision.resamplers import FIXED_TOKENS
+from pagecore.models.parameters.vision.resamplers import FIXED_TOKENS, window_sides
 from pagecore.models.parameters.vision.special_towers import SPECIAL_TOWERS
 from pagecore.models.parameters.vision.tower_parts import Sizes, Tower, add_tower, image_side
 from pagecore.models.parameters.vision.tower_sizes import BY_MODEL, DEFAULTS, MERGING, OTHER_TOWERS, SIZES
@@ -75,13 +75,19 @@ class VisionTower:
 
     def patches(self, image_size: int) -> int:
         """Return the patches of a square image with `image_size` pixels along each side."""
-        return ceil_div(image_size, self.patch) ** 2
+        return self._side(image_size) ** 2
 
     def tokens(self, image_size: int) -> int:
         """Return the tokens of the text model for a square image."""
-        return self.tokens_per_image or ceil_div(ceil_div(image_size, self.patch), self.merge) ** 2
+        return self.tokens_per_image or ceil_div(self._side(image_size), self.merge) ** 2
+
+    def _side(self, image_size: int) -> int:
+        """Return the patches along each side; some towers leave out the pixels of an incomplete one."""
+        whole = max(1, image_size // self.patch)
+        return whole if self.model_type in _WITHOUT_PADDING else ceil_div(image_size, self.patch)
 
 
+_WITHOUT_PADDING = frozenset({"clip_vision_model", "siglip_vision_model"})
 _TOWERS: Mapping[str, Tower] = {**TOWERS, **SPECIAL_TOWERS, **REMOTE_TOWERS}
 _PROJECTORS = {**PROJECTORS, **REMOTE_PROJECTORS}
 # Fields of the whole model with the patches along each side of a token.
@@ -220,6 +226,9 @@ def _merge(whole: Fields, fields: Fields) -> int:
         for part in (fields, whole):
             if part.given(name) is not None:
                 return part.integer(name)
+    if whole.given("model_type") == "granite4_vision":
+        queries, patches = window_sides(whole)
+        return max(1, patches // queries)
     kernel = fields.value("merge_kernel_size")
     if isinstance(kernel, list | tuple) and kernel and isinstance(kernel[0], int):
         return max(1, kernel[0])
