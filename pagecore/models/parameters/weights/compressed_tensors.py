@@ -42,12 +42,12 @@ def read_compressed_tensors(fields: Fields) -> WeightFormat:
                 experts = experts or found
             else:
                 modules.setdefault(target, found)
-    if everywhere is None and not modules and experts is None:
-        return refuse(fields, "config_groups")
     if everywhere is None:
-        first = experts or next(iter(modules.values()))
-        modules |= {} if experts is None else {"experts": experts}
-        return replace(first, modules=tuple(modules.items()), is_modules_only=True)
+        if experts is not None:
+            modules["experts"] = experts
+        if not modules:
+            return refuse(fields, "config_groups")
+        return replace(next(iter(modules.values())), modules=tuple(modules.items()), is_modules_only=True)
     return replace(everywhere, modules=tuple(modules.items()), experts=experts, head_bits=_head(fields, everywhere))
 
 

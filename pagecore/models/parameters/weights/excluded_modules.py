@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import re
 from collections.abc import Mapping
 
@@ -69,8 +70,13 @@ def names_module(pattern: str, name: str) -> bool:
             )
         except re.error:
             return False
-    short, wanted = _PREFIX.sub("", name), _PREFIX.sub("", pattern)
+    short, wanted = _without_prefix(name), _without_prefix(pattern)
     if any(sign in wanted for sign in "*?["):
         # A glob may end at a module around this one.
         return any(fnmatch.fnmatchcase(short, each) for each in (wanted, f"*{wanted}", f"{wanted}.*", f"*.{wanted}.*"))
     return f".{wanted}." in f".{short}."
+
+
+@functools.lru_cache(maxsize=4096)
+def _without_prefix(name: str) -> str:
+    return _PREFIX.sub("", name)

@@ -100,12 +100,14 @@ class WeightFormat:
 
     def count_unquantised(self, parameters: Parameters) -> int:
         """Return the parameters of layers' matrices that the checkpoint leaves unquantised."""
-        return sum(m.inputs * m.outputs * n for m, n in parameters.matrices.items() if not self._stores(m))
+        matrices = parameters.matrices.items()
+        return sum(m.inputs * m.outputs * n for m, n in matrices if not self._stores(m, self._of_module(m)))
 
-    def _stores(self, matrix: Matrix) -> bool:
+    def _stores(self, matrix: Matrix, own: WeightFormat | None) -> bool:
+        """Return True if a matrix, whose module may have a format of its own, is quantised."""
         if self.is_experts_only and matrix.kind is not Kind.EXPERT:
             return False
-        if self.is_modules_only and self._of_module(matrix) is None:
+        if self.is_modules_only and own is None:
             return False
         return not any(names_module(pattern, matrix.name) for pattern in self.unquantised)
 
@@ -116,9 +118,9 @@ class WeightFormat:
     def _matrix(self, matrix: Matrix) -> int | Fraction:
         """Return the bits of a matrix."""
         elements = matrix.inputs * matrix.outputs
-        if not self._stores(matrix):
-            return elements * self.other_bits
         own = self._of_module(matrix)
+        if not self._stores(matrix, own):
+            return elements * self.other_bits
         if own is None and matrix.kind is Kind.EXPERT:
             own = self.experts
         if own is not None:
