@@ -280,6 +280,26 @@ def test_agrees_with_paged_attention_on_views():
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("latent_scale", "rope_scale"), [(0.01, 0.5), (1.0, 0.003)])
+def test_rope_codes_of_another_factor_take_it_from_the_query(latent_scale, rope_scale):
+    rng = np.random.default_rng(0)
+    latent, rope = (rng.standard_normal((4, 16, dim)).astype(ml_dtypes.float8_e4m3fn) for dim in (512, 64))
+    query, query_rope = (rng.standard_normal((1, 16, dim)).astype(np.float32) for dim in (512, 64))
+    got = latent_attention(
+        query,
+        query_rope * (rope_scale / latent_scale),
+        latent,
+        rope,
+        [[2, 1]],
+        [20],
+        scale=0.05,
+        latent_scale=latent_scale,
+    )
+    planes = [plane.astype(np.float32) * factor for plane, factor in ((latent, latent_scale), (rope, rope_scale))]
+    expected = latent_attention(query, query_rope, *planes, [[2, 1]], [20], scale=0.05)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=2e-5 * latent_scale)
+
+
 def test_rows_pick_from_a_larger_table():
     case = make_case()
     table = np.full((9, case.table.shape[1]), -7, np.int32)

@@ -130,3 +130,13 @@ def test_the_result_may_take_the_place_of_either_part(which):
     assert result[1] is given[which + 1]
     np.testing.assert_array_equal(given[which], expected[0])
     np.testing.assert_array_equal(given[which + 1], expected[1])
+
+
+def test_rows_whose_second_part_has_no_weight_keep_the_bits_of_the_first():
+    out_a, lse_a, out_b, lse_b = parts("float16")
+    mask = np.asarray([True, False, True, True, False, False])
+    joined = ops.merge_attention(out_a, lse_a, out_b, lse_b)
+    out, lse = ops.merge_attention(out_a, lse_a, out_b, np.where(mask[:, None], lse_b, np.float32(-np.inf)))
+    for got, both, first in zip((out, lse), joined, (out_a, lse_a), strict=True):
+        assert np.array_equal(got[mask], both[mask])
+        assert np.array_equal(got[~mask], first[~mask])

@@ -86,6 +86,21 @@ def test_attention_over_the_table_of_lists():
     np.testing.assert_array_equal(out, expected)
 
 
+def test_attention_over_packed_sequences_without_pages():
+    rng = np.random.default_rng(0)
+    query_lens, lens = [3, 0, 1], [9, 4, 13]
+    starts, cu_query_lens = np.cumsum([0, *lens]), np.cumsum([0, *query_lens])
+    key, value = rng.standard_normal((2, starts[-1], 2, 16)).astype(np.float32)
+    query = rng.standard_normal((cu_query_lens[-1], 4, 16)).astype(np.float32)
+    table = starts[:-1, None] + np.arange(max(lens))  # runs past the last token, which is not read
+    got = ops.paged_attention(query, key[:, None], value[:, None], table, lens, cu_query_lens=cu_query_lens)
+    for i, length in enumerate(lens):
+        packed = [array[starts[i] : starts[i + 1]][None] for array in (key, value)]
+        rows = slice(cu_query_lens[i], cu_query_lens[i + 1])
+        alone = ops.paged_attention(query[rows], *packed, [[0]], [length], cu_query_lens=[0, query_lens[i]])
+        np.testing.assert_allclose(got[rows], alone, rtol=0, atol=1e-6)
+
+
 def test_results_are_arrays_of_the_caller(torch):
     indices = torch.tensor([7, 3, 9])
     table, lens = ops.table_from_pages(torch.tensor([0, 2, 3]), indices, torch.tensor([1, 4]), 4)

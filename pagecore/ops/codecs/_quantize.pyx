@@ -126,7 +126,8 @@ def dequantize(codes, format, scales=None, scale=None, dtype="float32", *, strea
     scale : float or [H], optional
         Given factor, as in `quantize`.
     dtype : {"float32", "float16", "bfloat16"}
-        Dtype of the result; float32 numbers are rounded to nearest even.
+        Dtype of the result; float32 numbers are rounded to nearest even. Numbers of "fp8_ds_mla" and
+        "nvfp4_ds_mla" are bfloat16 before; see `gather_latent`.
     stream : int or a stream, optional
         As in `quantize`.
 

@@ -234,6 +234,11 @@ def gather_latent(
         A block or row is out of range. Integers in CUDA memory are checked as by `gather_blocks`.
     ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError, NotEnoughMemory
         Invalid lengths or arrays. After every error nothing has been written.
+
+    Notes
+    -----
+    Numbers of "fp8_ds_mla" are rounded to bfloat16, as `latent_attention` reads them. This is exact if the scales are
+    powers of two, as those of `write_latent` are; vLLM writes others.
     """
     cdef Place place
     cdef int64_t lowest = lowest_block(null_block)
