@@ -5,6 +5,7 @@ from pagecore.cache.embeddings import EmbeddingCache
 from pagecore.cache.inspect.block_map import BlockMap
 from pagecore.cache.inspect.stats import CacheStats
 from pagecore.cache.layers.inputs import BatchGroup
+from pagecore.cache.lifecycle._pin import PrefixPin
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.protocol import KVCache
 from pagecore.cache.sequences._sequence import Sequence
@@ -24,6 +25,7 @@ __all__ = [
     "KVCache",
     "PagedCacheConfig",
     "PagedKVCache",
+    "PrefixPin",
     "Sequence",
     "StaticCacheConfig",
     "StaticKVCache",

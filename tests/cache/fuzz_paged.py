@@ -98,6 +98,7 @@ class Paged(Target):
                 cache.prepare([self.sequence()], 3, out=self.ready)
         elif choice == 6:
             cache.evict_prefix(self.ids())
+            cache.revoke_prefix(self.ids(), valid=self.random.integers(9))
         else:
             cache.clear_prefix_cache()
 

@@ -393,3 +393,19 @@ def refused_prepare(world):
 @operation(situations=("shared",), reads=True)
 def num_available(world):
     return lambda: world.cache.num_available
+
+
+@operation(situations=("shared", "doubled", "short"))
+def revoke_prefix(world):
+    return lambda: world.cache.revoke_prefix(OTHER, valid=1)
+
+
+@operation(situations=("shared", "doubled", "short"))
+def revoke_blocks(world):
+    block = int(np.asarray(world.cache.block_table())[world.x.row, 0])
+    return lambda: world.cache.revoke_blocks([block])
+
+
+@operation(situations=("shared", "doubled", "short"))
+def pin_prefix(world):
+    return lambda: world.pins.append(world.cache.pin_prefix(OTHER))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pagecore import Batch, InvalidSequence, PagedKVCache, Sequence, SwapSpace
+from pagecore.cache import PrefixPin
 
 # Stored values are integers below this, which every stored float dtype represents exactly.
 RANGE = 1 << 10
@@ -27,6 +28,7 @@ class World:
         Text before compact, and the kept positions, by sequence id.
     probes : list of (list of int, dict)
         Prompts and options for `match_length`.
+    pins : list of PrefixPin
     """
 
     cache: PagedKVCache
@@ -37,6 +39,7 @@ class World:
     future: dict[object, list[int]] = field(default_factory=dict)
     compacted: dict[object, tuple[list[int], list[int]]] = field(default_factory=dict)
     probes: list[tuple[list[int], dict]] = field(default_factory=list)
+    pins: list[PrefixPin] = field(default_factory=list)
 
     def __getattr__(self, name):
         """Return a sequence by its name."""
@@ -292,6 +295,8 @@ def audit(world):
     for batch in world.batches.values():
         if batch.in_flight:
             cache.abandon(batch)
+    for pin in world.pins:
+        pin.release()
     cache.clear_prefix_cache()
     check_invariants(world)
     stats = cache.stats()

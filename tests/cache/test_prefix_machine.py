@@ -14,6 +14,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from pagecore import AttentionSpec, UnsupportedOption
 from pagecore.cache import SwapSpace
+from pagecore.cache.prefix._inspect import cached_blocks
 from tests.cache.tree_rules import TreeRules, segments
 from tests.faults import is_full
 from tests.reference.dense import dense_attention, limits_of
@@ -90,6 +91,10 @@ class Twin:
 
 
 class PrefixMachine(TreeRules):
+    def __init__(self):
+        super().__init__()
+        self.pins = []
+
     @initialize(model=st.sampled_from(sorted(MODELS)), policy=st.sampled_from(["lru", "lfu", "fifo", "slru"]))
     def make(self, model, policy):
         self.layers, blocks = MODELS[model]
@@ -210,6 +215,46 @@ class PrefixMachine(TreeRules):
         assert self.cache.stats().num_free_blocks == free + freed
         assert self.cache.match_length([*ids, 9], namespace=namespace) <= cached
 
+    @rule(length=st.integers(0, 24), valid=st.integers(0, 24), namespace=NAMES, by_id=st.booleans(), data=st.data())
+    def revoke(self, length, valid, namespace, by_id, data):
+        ids = [int(bit) for bit in "010011010001101110100101"[:length]]
+        lengths = [pin.num_tokens for pin, _, _ in self.pins]
+        if by_id and self.cache.num_groups and self.cache.has_prefix_cache:
+            blocks = data.draw(st.lists(st.integers(1, self.cache.num_blocks[0] - 1), max_size=3))
+            affected = self.cache.revoke_blocks(blocks)
+            assert not set(blocks) & set(cached_blocks(self.cache._parts.prefix, 0).tolist())
+        else:
+            affected = self.cache.revoke_prefix(ids, valid=valid, namespace=namespace)
+            left = valid // self.cache.block_size * self.cache.block_size
+            assert set(affected.values()) <= set(range(left + 1))
+            if left + self.cache.block_size <= length and not hasattr(self, "tier"):  # the host keeps its copies
+                assert self.cache.match_length([*ids, 9], namespace=namespace) <= left
+        for sequence, count in affected.items():
+            assert 0 <= count <= self.twins[sequence].computed
+        for pinned, before in zip(list(self.pins), lengths, strict=True):
+            if pinned[0].num_tokens < before:  # its path is shorter, and may have no state now
+                pinned[0].release()
+                self.pins.remove(pinned)
+
+    def found(self, ids, namespace):
+        """Return the tokens of a prefix that the device has."""
+        prefix = self.cache._parts.prefix
+        return 0 if prefix is None else prefix.tree.match(ids, namespace=namespace).num_tokens
+
+    @rule(length=st.integers(0, 24), namespace=NAMES, most=st.sampled_from([None, None, 5]))
+    def pin(self, length, namespace, most):
+        ids = [int(bit) for bit in "010011010001101110100101"[:length]]
+        pin = self.cache.pin_prefix(ids, namespace=namespace, max_tokens=most)
+        assert pin.num_tokens == self.found(ids[:most], namespace)
+        self.pins.append((pin, ids, namespace))
+
+    @precondition(lambda self: self.pins)
+    @rule(data=st.data())
+    def unpin(self, data):
+        pin = data.draw(st.sampled_from(self.pins))
+        pin[0].release()
+        self.pins.remove(pin)
+
     @rule(namespace=NAMES)
     def evict_namespace(self, namespace):
         free = self.cache.stats().num_free_blocks
@@ -238,11 +283,18 @@ class PrefixMachine(TreeRules):
         stats = self.cache.stats()
         assert stats.num_free_blocks + stats.num_used_blocks + stats.num_evictable_blocks == stats.num_blocks
         rows = [sequence.row for sequence in self.resident()]
-        used = [len(np.unique(self.cache._parts.tables.table(g)[rows])) for g in range(self.cache.num_groups)]
-        holes = [(self.cache._parts.tables.table(g)[rows] == 0).any() for g in range(self.cache.num_groups)]
+        prefix = self.cache._parts.prefix
+        pinned = [] if prefix is None else [held.blocks for held in prefix.transfers]
+        held = [
+            np.concatenate([self.cache._parts.tables.table(g)[rows].ravel(), *(blocks[g] for blocks in pinned)])
+            for g in range(self.cache.num_groups)
+        ]
+        used, holes = [len(np.unique(ids)) for ids in held], [(ids == 0).any() for ids in held]
         # Every block that no row uses is available, as in a cache without a prefix cache.
         left = [n - 1 - (u - hole) for n, u, hole in zip(self.cache.num_blocks, used, holes, strict=True)]
         assert self.cache.num_available == min(left, default=self.cache.num_available)
+        for pin, ids, namespace in self.pins:
+            assert self.found(ids, namespace) >= pin.num_tokens
         for sequence, twin in self.twins.items():
             assert sequence.tokens.tolist() == twin.ids[: twin.known]
             assert sequence.num_computed_tokens == twin.computed
@@ -251,6 +303,8 @@ class PrefixMachine(TreeRules):
         if hasattr(self, "cache"):
             for sequence in self.twins:
                 self.cache.remove(sequence)
+            for pin, _, _ in self.pins:
+                pin.release()
             stats = self.cache.stats()
             assert (stats.num_used_blocks, stats.num_cached_blocks) == (0, stats.num_evictable_blocks)
             self.cache.clear_prefix_cache()

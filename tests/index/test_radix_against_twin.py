@@ -322,6 +322,27 @@ class RadixMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: hasattr(self, "twin"))
     @rule(data=st.data())
+    def revoke(self, data):
+        known = [
+            {"tokens": [*tokens, 3], "spans": spans, "namespace": namespace}
+            for namespace, tokens, spans in self.twin.prefixes()
+        ]
+        key = data.draw(st.sampled_from([*known, self.draw_key(data)]))
+        valid = data.draw(st.integers(0, len(key["tokens"])))
+        pairs = [pair for pair in self.receipts if data.draw(st.integers(0, 5))]
+        gone = self.tree.revoke(valid=valid, receipts=[receipt for receipt, _ in pairs], **key)
+        expected, ids = self.twin.revoke(valid=valid, receipts=[twin for _, twin in pairs], **key)
+        assert gone.amount == expected
+        assert [receipt.num_tokens for receipt, _ in pairs] == [
+            0 if twin.node is None else twin.node.end * self.twin.block_size for _, twin in pairs
+        ]
+        evicted = self.lists(gone.blocks, gone.states)
+        assert [sorted(each) for each in evicted] == [sorted(each) for each in ids]
+        for pool, freed in zip(self.pools, ids, strict=False):
+            assert pool.free(freed) == len(freed)
+
+    @precondition(lambda self: hasattr(self, "twin"))
+    @rule(data=st.data())
     def evict_namespace(self, data):
         names = [namespace for namespace, _, _ in self.twin.prefixes()]
         namespace = data.draw(st.sampled_from([*names, self.draw_key(data)["namespace"]]))

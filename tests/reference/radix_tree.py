@@ -763,11 +763,41 @@ class RadixTree:
         self.prune()
         return gone, out
 
+    def revoke(self, tokens, valid=0, receipts=(), namespace=None, spans=()):
+        out: list[list[int]] = [[] for _ in range(self.num_lanes + 1)]
+        valid //= self.block_size
+        path = self.walk(self.root(namespace), self.blocks_of(tokens, list(spans)))
+        covering = [node for node, matched in path if node.depth <= valid < node.depth + matched]
+        if not covering:
+            return 0, out
+        (top,) = covering
+        upper = self.split(top, valid - top.depth) if valid > top.depth else top.parent
+        for receipt in receipts:
+            if receipt.node is not None and top in receipt.node.path():
+                self.shorten(receipt, upper)
+        gone = self.evict_leaves([node for node in self.nodes() if node is top], out)
+        self.prune()
+        return gone, out
+
+    def shorten(self, receipt: Receipt, end: Node) -> None:
+        if end.end > 0:
+            self.move(receipt, end, receipt.namespace)
+        else:
+            self.turn += 1
+            self.drop(receipt, set(receipt.components), None)
+            receipt.node, receipt.components = None, set(range(self.num_components))
+            self.receipts.append(receipt)
+        self.prune()
+
     def evict_namespace(self, namespace):
         out: list[list[int]] = [[] for _ in range(self.num_lanes + 1)]
-        root, gone = self.root(namespace), 0
+        return self.evict_leaves(list(self.root(namespace).children.values()), out), out
+
+    def evict_leaves(self, tops: list[Node], out: list[list[int]]) -> int:
+        """Evict nodes and all below them, from the leaves up, except for what is pinned."""
+        gone = 0
         while True:
-            pinned, left = self.pinned(0), list(root.children.values())
+            pinned, left = self.pinned(0), [node for node in tops if node.blocks]
             leaves = []
             while left:
                 node = left.pop()
@@ -775,7 +805,7 @@ class RadixTree:
                 if not node.children and node not in pinned:
                     leaves.append(node)
             if not leaves:
-                return gone, out
+                return gone
             for node in leaves:
                 gone += len(node.blocks)
                 self.give_up(node, 0, len(node.blocks), out)

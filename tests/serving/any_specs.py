@@ -159,6 +159,12 @@ class AnyEngine:
     def evict_prefix(self):
         request = self.draw.choice(list(self.requests.values()))
         ids, free = answer(request, 0), self.cache.stats().num_free_blocks
+        if self.draw.random() < 0.3:
+            (self.tiers or self.cache).revoke_prefix(
+                ids, valid=self.draw.choice([0, 5, 17]), namespace=request.namespace
+            )
+            self.check()
+            return
         freed = self.cache.evict_prefix(ids, keep=self.draw.choice([0, 0, 5, 17]), namespace=request.namespace)
         assert self.cache.stats().num_free_blocks == free + freed
         self.check()

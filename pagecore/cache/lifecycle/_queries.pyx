@@ -11,6 +11,8 @@ from pagecore.cache.state._state cimport CacheState
 from pagecore.cache.prefix._evict import evict_namespace as evict_space
 from pagecore.cache.prefix._evict import evict_prefix as evict_cached
 from pagecore.cache.prefix._evict import evictable
+from pagecore.cache.prefix._revoke import revoke_block
+from pagecore.cache.prefix._revoke import revoke_prefix as revoke_cached
 from pagecore.cache.sequences._sequence import as_list
 from pagecore.errors import InvalidSequence
 
@@ -50,6 +52,24 @@ def evict_namespace(CacheState state not None, namespace):
     _guard = Held(state.lock)
     state.begin()
     return 0 if state.prefix is None else evict_space(state.prefix, namespace)
+
+
+def revoke_prefix(CacheState state not None, ids, options, valid):
+    """Revoke the block with token `valid` of a cached prefix and what continues it; see `PrefixMethods`."""
+    _guard = Held(state.lock)
+    state.begin()
+    return {} if state.prefix is None else revoke_cached(state.prefix, state.listed(), ids, options, valid)
+
+
+def revoke_blocks(CacheState state not None, blocks, int32_t group):
+    """Revoke blocks of a group and what continues them; see `PrefixMethods`."""
+    _guard = Held(state.lock)
+    state.begin()
+    affected = {}
+    for block in blocks if state.prefix is not None else ():
+        for sequence, valid in revoke_block(state.prefix, state.listed(), group, block).items():
+            affected[sequence] = min(valid, affected.get(sequence, valid))
+    return affected
 
 
 def held_from(CacheState state not None, sequence, int32_t group):

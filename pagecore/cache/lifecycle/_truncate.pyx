@@ -1,6 +1,6 @@
 """Truncate: forget the tokens of sequences past a length."""
 
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from libcpp.vector cimport vector
 
 from pagecore.cache.sequences._kept cimport KeptKeys, first_seen, sink_blocks
@@ -52,6 +52,8 @@ def truncate(CacheState state not None, sequences, lengths):
         sequence = <Sequence>shortened[i]
         if state.prefix is not None:
             state.prefix.truncate(sequence, computed[i])
+            if computed[i] <= <int64_t>sequence.hold.publish_limit * state.block_size:
+                sequence.hold.publish_limit = INT32_MAX  # the row has none of the revoked blocks any more
         sequence.known = min(sequence.known, kept[i])
         sequence.computed = computed[i]
         sequence.cached = min(sequence.cached, kept[i])

@@ -111,6 +111,6 @@ def _refuse_held(parts: CacheParts) -> None:
         held_states += states.checkpoints.num_used if states.num_checkpoints else 0
     if held or held_states:
         raise UnsupportedOption(
-            f"sequences or transfers hold {held} blocks and {held_states} states; remove the sequences, or swap them "
-            "out, before release_memory"
+            f"sequences, pins or transfers hold {held} blocks and {held_states} states; remove the sequences, or swap "
+            "them out, and release the pins, before release_memory"
         )

@@ -32,7 +32,7 @@ cdef class PrefixCache:
     cdef int32_t num_duplicated     # holds with `has_duplicates`
     cdef readonly int64_t num_evicted_blocks
     cdef readonly int64_t num_evicted_states
-    cdef readonly set transfers     # holders of blocks and of one receipt each, while their bytes are copied elsewhere
+    cdef readonly set transfers     # holders of blocks and one `receipt` each: copies that run, and pins
     cdef int64_t num_hits, num_misses, num_query_tokens, num_hit_tokens, num_shared_tokens
     # Scratch of the largest size that is needed, so that no change allocates.
     cdef vector[Int32Pointer] lanes

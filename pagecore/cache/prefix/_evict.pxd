@@ -17,6 +17,10 @@ cdef int64_t free_blocks(PrefixCache prefix, vector[int64_t]& left) noexcept
 # of blocks that the tree evicted.
 cdef int64_t evict(PrefixCache prefix, int32_t component, int64_t amount, vector[int64_t]& left) noexcept
 
+# Drop the references to what the tree evicted, by lane, states last; subtract the freed blocks of each group from
+# `left`.
+cdef void free_gone(PrefixCache prefix, const vector[vector[int32_t]]& gone, vector[int64_t]& left) noexcept
+
 # Evict states until `wanted` slots are freed or no state is left; return the number of freed slots. A state that a row
 # holds too frees none.
 cdef int64_t free_slots(PrefixCache prefix, int64_t wanted) noexcept

@@ -89,5 +89,5 @@ def check_prefixes(PrefixCache prefix not None, sequences):
     if prefix.tree.num_receipts != len(sequences) + num_ahead + len(prefix.transfers):
         raise PagecoreError(
             f"{prefix.tree.num_receipts} receipts are held for {len(sequences)} sequences, {num_ahead} of which "
-            f"share blocks past their states, and for {len(prefix.transfers)} transfers"
+            f"share blocks past their states, and for {len(prefix.transfers)} transfers and pins"
         )

@@ -26,8 +26,8 @@ cdef void publish(PrefixCache prefix, list sequences, bint may_share) noexcept:
 
 
 cdef void publish_one(PrefixCache prefix, Sequence sequence, bint may_share) noexcept:
-    cdef int32_t whole = num_whole(sequence, prefix.block_size)
     cdef PrefixHold hold = sequence.hold
+    cdef int32_t whole = min(num_whole(sequence, prefix.block_size), hold.publish_limit)
     cdef int32_t checkpoint = new_checkpoint(prefix, sequence)
     if hold.is_sealed:
         whole = min(whole, hold.published)

@@ -22,6 +22,8 @@ cdef class PrefixHold:
     cdef int32_t namespace_number
     # Leading blocks of the sequence that the tree has and the receipt covers; INT32_MAX: never publish it.
     cdef int32_t published
+    # Blocks that may be published: later ones were revoked, or follow such a block. INT32_MAX: all.
+    cdef int32_t publish_limit
     # Tokens of the newest checkpoint that was offered to the tree; 0 for none, and in a cache without states.
     cdef int32_t offered_state
     # Blocks, and tokens of the newest checkpoint, that were offered to a tier; only to skip offers that bring nothing.

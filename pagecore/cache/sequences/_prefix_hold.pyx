@@ -1,7 +1,7 @@
 """The prefix cache's record of one sequence: its receipt, its published blocks and its retention options."""
 
 from libc.math cimport INFINITY, NAN
-from libc.stdint cimport INT64_MAX, int32_t, int64_t
+from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t
 
 from pagecore.index.radix._namespace_key cimport key_of
 from pagecore.index.radix._radix_query cimport HintRange, HintRanges, RetentionHint, read_marks
@@ -24,6 +24,7 @@ cdef class PrefixHold:
     def __cinit__(self, RadixTree tree=None, options=None, int32_t max_blocks=0, bint shares_ahead=False):
         self.priority = self.rank = self.valued_at = NAN
         self.time_to_live = INFINITY
+        self.publish_limit = INT32_MAX
         if tree is None:
             return
         self.options = options
@@ -83,6 +84,7 @@ cdef class PrefixHold:
         other.options = self.options
         other.offers_whole = self.offers_whole
         other.is_sealed = self.is_sealed
+        other.publish_limit = self.publish_limit
         other.offered_state = self.offered_state
         other.priority = self.priority
         other.time_to_live = self.time_to_live

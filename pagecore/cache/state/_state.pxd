@@ -26,7 +26,8 @@ cdef class CacheState:
     cdef vector[KeptKeys] kept              # of each group that does not keep all keys
     cdef readonly int32_t block_size
     cdef readonly int32_t num_live          # sequences, including those that are swapped out
-    cdef int32_t num_lost                   # steps whose batch was collected before it was committed or abandoned
+    # Steps whose batch was collected before it was committed or abandoned, and pins that were collected.
+    cdef int32_t num_lost
     cdef readonly bint lacks_slots          # the last step that was refused lacks state slots, not blocks
     cdef readonly int64_t num_copied_blocks
     cdef int64_t next_number

@@ -73,17 +73,21 @@ cdef class CacheState:
 
     cdef int sweep(self) except -1:
         cdef Sequence sequence
-        if self.num_lost:
-            self.num_lost = 0
+        cdef int32_t num_lost = self.num_lost
+        if num_lost:
             for sequence in list(self.by_row):
                 if sequence is not None and sequence.flight is not None and sequence.flight.is_lost:
                     sequence.flight.give_up()
+            for holder in () if self.prefix is None else list(self.prefix.transfers):
+                if holder.is_lost:
+                    holder.give_up()
+            self.num_lost -= num_lost
         if len(self.names) > self.num_live:
             self.sweep_names()
         return 0
 
     def give_up_lost(self):
-        """Abandon the steps of batches that were collected, before the cache is read."""
+        """Abandon the steps of batches that were collected, and release such pins, before the cache is read."""
         self.sweep()
 
     cdef int wait_for(self, object step) except -1:

@@ -1,7 +1,7 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t
 from libcpp.vector cimport vector
 
-from pagecore.index.radix._radix_native cimport NativeInserted, NativeRadixTree, NativeReceipt
+from pagecore.index.radix._radix_native cimport NativeInserted, NativeRadixTree, NativeReceipt, ReceiptPointer
 from pagecore.index.radix._radix_query cimport (
     HintRanges,
     Int32Pointer,
@@ -76,6 +76,11 @@ cdef class RadixCore:
     cdef int64_t evict_raw(self, int32_t component, int64_t amount) noexcept
     # Evicts the end of a path back to `keep` tokens into `gone`; returns the number of blocks.
     cdef int64_t evict_path_raw(self, Prefix prefix, int64_t keep, vector[vector[int32_t]]& gone) except -1
+    # Evicts what continues the first `valid` blocks of a query into `gone`, and shortens `receipts` to them; returns
+    # the number of blocks.
+    cdef int64_t revoke_raw(
+        self, const Query& query, int64_t valid, vector[ReceiptPointer]& receipts, vector[vector[int32_t]]& gone
+    ) except -1
     # Evicts a namespace, by the result of key_of or None, into `gone`; returns the number of blocks.
     cdef int64_t evict_namespace_raw(self, object key, vector[vector[int32_t]]& gone) except -1
     # Insertions; False, with nothing changed, if memory is short. The result is in `inserted`.

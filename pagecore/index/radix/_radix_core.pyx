@@ -17,7 +17,7 @@ from libcpp.vector cimport vector
 from pagecore.index._integers cimport as_int64
 from pagecore.index._sealed cimport seal
 from pagecore.index.radix._namespace_key cimport root_of
-from pagecore.index.radix._radix_native cimport NativeRadixTree, Options
+from pagecore.index.radix._radix_native cimport NativeRadixTree, Options, ReceiptPointer, ReceiptPointers
 from pagecore.index.radix._radix_options cimport read_options
 from pagecore.index.radix._radix_query cimport (
     HintRanges,
@@ -344,6 +344,11 @@ cdef class RadixCore:
             gone.resize(<size_t>self.num_lanes + 1)
             return 0
         return self.native.evict_path(prefix.query(), prefix.limit, blocks, gone)
+
+    cdef int64_t revoke_raw(
+        self, const Query& query, int64_t valid, vector[ReceiptPointer]& receipts, vector[vector[int32_t]]& gone
+    ) except -1:
+        return self.native.revoke(query, valid, ReceiptPointers(receipts.data(), receipts.size()), gone)
 
     cdef int64_t evict_namespace_raw(self, object key, vector[vector[int32_t]]& gone) except -1:
         cdef int32_t space = 0 if key is None else self.spaces.get(key, -1)

@@ -71,7 +71,11 @@ cdef extern from "pagecore/index/radix/tree/tree.hpp" namespace "pagecore::Radix
         NativeInserted answer
 
 
+ctypedef NativeReceipt* ReceiptPointer
+
+
 cdef extern from "pagecore/index/radix/tree/tree.hpp" namespace "pagecore" nogil:
+    ctypedef span[ReceiptPointer] ReceiptPointers "std::span<pagecore::radix::Receipt* const>"
     ctypedef span[Offer] Offers "std::span<const pagecore::radix::Offer>"
 
     cdef cppclass NativeRadixTree "pagecore::RadixTree":
@@ -95,6 +99,12 @@ cdef extern from "pagecore/index/radix/tree/tree.hpp" namespace "pagecore" nogil
             int32_t component, int64_t amount, vector[vector[int32_t]]& out, double time
         ) except +raise_python_error
         int64_t evict_namespace(int32_t space, vector[vector[int32_t]]& out) except +raise_python_error
+        int64_t revoke(
+            const Query& query, int64_t valid, ReceiptPointers receipts, vector[vector[int32_t]]& out
+        ) except +raise_python_error
+        int32_t copy_path_of(
+            int32_t lane, int32_t id, vector[int32_t]& tokens, vector[Mark]& marks
+        ) except +raise_python_error
         int64_t evict_path(
             const Query& query, int64_t limit, int64_t keep, vector[vector[int32_t]]& out
         ) except +raise_python_error

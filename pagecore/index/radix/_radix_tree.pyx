@@ -1,11 +1,14 @@
 """Prefix tree: finds the blocks that hold a prefix computed before, pins them, and chooses what to evict."""
 
 from libc.stdint cimport int32_t, int64_t
+from libcpp.vector cimport vector
 
 from pagecore.index._integers cimport as_int64
 from pagecore.index.radix._namespace_key cimport key_of
+from pagecore.index.radix._radix_core cimport Receipt, as_receipt
 from pagecore.index.radix._radix_journal cimport RadixJournal
-from pagecore.index.radix._radix_query cimport Prefix, as_time, read_prefix
+from pagecore.index.radix._radix_native cimport ReceiptPointer
+from pagecore.index.radix._radix_query cimport Prefix, as_list, as_time, read_prefix
 from pagecore.index.radix._radix_values cimport Evicted
 
 from pagecore.errors import ShapeError
@@ -155,6 +158,54 @@ Radix tree over token prefixes and the blocks that hold their keys and values.
         if kept < 0:
             raise ShapeError(f"keep is {keep}; use 0 or more")
         evicted.amount = self.evict_path_raw(prefix, kept, evicted.gone)
+        self._forget_dead()
+        return evicted
+
+    def revoke(self, tokens, *, valid=0, receipts=(), namespace=None, spans=None):
+        """Evict what cannot be trusted: the block after the first valid tokens of a prefix, and all that continues it.
+
+        For a block whose content turned out to be wrong while it is cached and pinned. Takes time linear in the nodes
+        of the tree.
+
+        Parameters
+        ----------
+        tokens, namespace, spans
+            As in `match`.
+        valid : int
+            Tokens at the beginning whose blocks stay: the block that has token `valid` goes.
+        receipts : iterable of Receipt
+            Receipts that are shortened to the blocks that stay, if they pin what goes. What others pin stays.
+
+        Returns
+        -------
+        Evicted
+            `amount` is the number of blocks.
+
+        Raises
+        ------
+        ShapeError
+            As in `match`, or `valid` is negative.
+        UnsupportedDtype
+            As in `match`; `valid` is not an integer, or an entry is not a Receipt.
+        InvalidSequence, DoubleFree
+            A receipt of another tree, or one that was released.
+        """
+        cdef Prefix prefix = read_prefix(self.block_size, tokens, namespace, spans, None)
+        cdef int64_t blocks = as_int64(valid, "valid")
+        cdef list given = as_list(receipts, "receipts")
+        cdef vector[ReceiptPointer] pointers
+        cdef Evicted evicted = Evicted.__new__(Evicted)
+        if blocks < 0:
+            raise ShapeError(f"valid is {valid}; use 0 or more")
+        blocks //= self.block_size
+        for each in given:
+            self._check_receipt(as_receipt(each))
+            pointers.push_back(&(<Receipt> each).native)
+        self._find_space(prefix)
+        if prefix.space < 0 or blocks >= prefix.limit:
+            evicted.gone.resize(<size_t> self.num_lanes + 1)
+            return evicted
+        evicted.amount = self.revoke_raw(prefix.query(), blocks, pointers, evicted.gone)
         self._forget_dead()
         return evicted
 

@@ -297,6 +297,40 @@ class Tiers(CacheObserver):
             freed = self.cache.evict_namespace(namespace, cross_digest=cross_digest)
             return freed + self.host.evict_namespace(namespace, cross_digest=cross_digest)
 
+    def revoke_prefix(
+        self,
+        tokens: ArrayLike,
+        *,
+        valid: SupportsIndex = 0,
+        namespace: Hashable = None,
+        spans: Spans | None = None,
+        cross_digest: bytes | int | None = None,
+    ) -> dict[Sequence, int]:
+        """Withdraw blocks whose content is wrong from the device, the host and the stores; see `PagedKVCache`.
+
+        Waits until no copy, load or write runs. Requests that have ended keep their host blocks, which no prompt finds.
+        Stores delete the blocks of `tokens` from the wrong one on, as in `evict_prefix`. They cannot list the other
+        prefixes that continue it: call the method for the tokens of each that a store may have.
+
+        Arguments, result and errors are those of `PagedKVCache.revoke_prefix`.
+
+        Raises
+        ------
+        UnsupportedOption
+            The tiers are closed.
+        """
+        if self._is_closed:
+            raise UnsupportedOption("the tiers are closed; make new ones")
+        first, ids = require_int("valid", valid, 0, max=None), token_ids(tokens)
+        prefix: dict[str, Any] = {"namespace": namespace, "spans": checked_spans(spans), "cross_digest": cross_digest}
+        affected = self.cache.revoke_prefix(ids, valid=first, **prefix)  # nothing more is copied from the device
+        self.drain()
+        with Held(self._parts.state.lock):
+            affected.update(self.cache.revoke_prefix(ids, valid=first, **prefix))
+            self.host.revoke_prefix(ids, valid=first, **prefix)
+            self._stores.remove(ids, namespace, prefix["spans"], min(first, len(ids)) // self.host.block_size)
+        return affected
+
     def poll(self) -> list[Request]:
         """Take the ends of transfers; return the requests that ended since the last call, other than in `request`."""
         self._write()

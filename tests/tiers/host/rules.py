@@ -221,6 +221,18 @@ class TierRules:
             assert self.tier.path_length(ids, **names) <= max(-(-keep // BLOCK) * BLOCK, length)
         self.poison()
 
+    @rule(length=st.integers(0, 24), strays=st.integers(0, 60), namespace=NAMES, valid=st.integers(0, 24))
+    def revoke_prefix(self, length, strays, namespace, valid):
+        ids, names = prefix(length, strays), {"namespace": namespace}
+        left = valid // BLOCK * BLOCK
+        if self.tiers is None or valid % 2:
+            assert self.tier.revoke_prefix(ids, valid=valid, **names) >= 0
+        else:
+            affected = self.tiers.revoke_prefix(ids, valid=valid, **names)
+            assert set(affected.values()) <= set(range(left + 1))
+            assert left + BLOCK > length or max(self.tier.match_both([*ids, 9], **names)) <= left
+        self.poison()
+
     @rule()
     def clear_host(self):
         self.tier.clear()

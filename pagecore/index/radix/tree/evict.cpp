@@ -1,9 +1,11 @@
-// Evictions: an amount of a component, the end of a path, or a namespace.
+// Evictions: an amount of a component, the end of a path, what continues a prefix, or a namespace.
 #include <algorithm>
 
 #include "pagecore/index/radix/tree/tree.hpp"
 
 namespace pagecore {
+
+using radix::kNoNode;
 
 int64_t RadixTree::evict(int32_t component, int64_t amount, std::vector<Ids>& out, double time) {
   amount = std::min(amount, evictable(component));
@@ -43,35 +45,78 @@ int64_t RadixTree::evict_path(const radix::Query& query, int64_t limit, int64_t 
   return evicted;
 }
 
+int64_t RadixTree::revoke(const radix::Query& query, int64_t valid, std::span<Receipt* const> receipts,
+                          std::vector<Ids>& out) {
+  const Match found = match(query, valid + 1);
+  Subtree subtree{std::vector<uint8_t>(static_cast<size_t>(nodes_.num_ids())), {}};
+  NodeId top = found.full_node;
+  if (found.full_blocks > valid) {
+    while (nodes_.at(top).depth > valid) top = nodes_.at(top).parent;
+    list_subtree(subtree, [&](NodeId node) { return node == top; });
+  }
+  reserve_subtree(subtree, out);
+  if (subtree.nodes.empty()) return 0;
+  reserve(1 + static_cast<int64_t>(receipts.size()) * nodes_to_move());
+  if (const int64_t blocks = valid - nodes_.at(top).depth; blocks > 0) {
+    static_cast<void>(structure_.split(top, static_cast<int32_t>(blocks)));
+  }
+  const NodeId parent = nodes_.at(top).parent;
+  for (Receipt* const receipt : receipts) {
+    if (receipt->node != kNoNode && subtree.is_in[static_cast<size_t>(receipt->node)] != 0) shorten(*receipt, valid);
+  }
+  // Without full lanes shorten() prunes nodes, whose ids splits before `valid` may have taken.
+  std::erase_if(subtree.nodes, [&](NodeId node) { return nodes_.at(node).depth < valid || nodes_.at(node).size == 0; });
+  const int64_t evicted = take_unpinned(subtree, out);
+  structure_.prune(parent);
+  shrink();
+  return evicted;
+}
+
 int64_t RadixTree::evict_namespace(radix::NamespaceId space, std::vector<Ids>& out) {
-  std::vector<NodeId> nodes;  // of the namespace, parents before their children
-  std::vector<uint8_t> is_in(static_cast<size_t>(nodes_.num_ids()));
-  int64_t most = 0;
+  Subtree subtree{std::vector<uint8_t>(static_cast<size_t>(nodes_.num_ids())), {}};
+  list_subtree(subtree, [&](NodeId node) {
+    const NodeId parent = nodes_.at(node).parent;
+    return parent < 0 && radix::namespace_of(parent) == space;
+  });
+  reserve_subtree(subtree, out);
+  const int64_t evicted = take_unpinned(subtree, out);
+  shrink();
+  return evicted;
+}
+
+// Lists the nodes for which `is_top` is true and all nodes below them.
+template <typename IsTop>
+void RadixTree::list_subtree(Subtree& subtree, IsTop&& is_top) const {
   for (const NodeId node : nodes_.by_depth()) {
     const NodeId parent = nodes_.at(node).parent;
-    if (parent < 0 ? radix::namespace_of(parent) != space : is_in[static_cast<size_t>(parent)] == 0) continue;
-    is_in[static_cast<size_t>(node)] = 1;
-    nodes.push_back(node);
-    most += nodes_.at(node).size;
+    if (!is_top(node) && (parent < 0 || subtree.is_in[static_cast<size_t>(parent)] == 0)) continue;
+    subtree.is_in[static_cast<size_t>(node)] = 1;
+    subtree.nodes.push_back(node);
   }
+}
+
+void RadixTree::reserve_subtree(const Subtree& subtree, std::vector<Ids>& out) const {
+  int64_t most = 0;
+  for (const NodeId node : subtree.nodes) most += nodes_.at(node).size;
   out.resize(static_cast<size_t>(num_lanes()) + 1);
   for (Ids& ids : out) ids.clear();
   for (Ids& ids : out) ids.reserve(static_cast<size_t>(most));
+}
+
+// Evicts every node of a subtree that is not pinned, from the leaves up; returns the number of blocks.
+int64_t RadixTree::take_unpinned(const Subtree& subtree, std::vector<Ids>& out) {
   int64_t evicted = 0;
-  while (!nodes.empty()) {
-    const NodeId node = nodes.back();
-    nodes.pop_back();
-    if (nodes_.at(node).children > 0 || nodes_.at(node).path_pins > 0) continue;
-    evicted += nodes_.at(node).size;
-    static_cast<void>(eviction_.take_tail(node, nodes_.at(node).size, out));
+  for (auto it = subtree.nodes.rbegin(); it != subtree.nodes.rend(); ++it) {
+    if (nodes_.at(*it).children > 0 || nodes_.at(*it).path_pins > 0) continue;
+    evicted += nodes_.at(*it).size;
+    static_cast<void>(eviction_.take_tail(*it, nodes_.at(*it).size, out));
   }
-  shrink();
   return evicted;
 }
 
 radix::NodeId RadixTree::next_victim(int32_t component) {
   queues_.expire();
-  if (evictable(component) <= 0) return radix::kNoNode;
+  if (evictable(component) <= 0) return kNoNode;
   return queues_.worst(component);
 }
 

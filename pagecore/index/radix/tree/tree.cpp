@@ -184,6 +184,22 @@ radix::NamespaceId RadixTree::copy_path(NodeId node, std::vector<int32_t>& token
   return space;
 }
 
+radix::NamespaceId RadixTree::copy_path_of(int32_t lane, int32_t id, std::vector<int32_t>& tokens,
+                                           std::vector<radix::Mark>& marks) const {
+  for (NodeId node = 0; node < nodes_.num_ids(); ++node) {
+    const std::span<const int32_t> ids(nodes_.at(node).size > 0 ? nodes_.lane(node, lane) : nullptr,
+                                       static_cast<size_t>(nodes_.at(node).size));
+    const auto place = std::find(ids.begin(), ids.end(), id);
+    if (place == ids.end()) continue;
+    const radix::NamespaceId space = nodes_.copy_path(node, tokens, marks);
+    const int64_t blocks = nodes_.at(node).depth + (place - ids.begin()) + 1;
+    tokens.resize(static_cast<size_t>(blocks * components_.block_size));
+    std::erase_if(marks, [&](const radix::Mark& mark) { return mark.block >= blocks; });
+    return space;
+  }
+  return -1;
+}
+
 int32_t RadixTree::id_at(NodeId end, int64_t block, int32_t lane) const {
   const NodeId node = nodes_.node_with(end, block);
   return nodes_.lane(node, lane)[block - nodes_.at(node).depth];

@@ -148,9 +148,18 @@ class RadixTree {
   // Evicts the end of a path, from its last cached block of the first `limit` back to `keep` blocks, until a block that
   // another path continues or a receipt pins. Returns the number of blocks; the ids go to `out` as with evict().
   virtual int64_t evict_path(const radix::Query& query, int64_t limit, int64_t keep, std::vector<Ids>& out);
+  // Evicts everything that continues the first `valid` blocks of a query with its next block. Those of `receipts` that
+  // cover the block are shortened to `valid` blocks first; what other receipts pin stays. Returns the number of blocks;
+  // the ids go to `out` as with evict(). O(nodes of the tree).
+  virtual int64_t revoke(const radix::Query& query, int64_t valid, std::span<Receipt* const> receipts,
+                         std::vector<Ids>& out);
   // Evicts every path of a namespace, from its end until a block that a receipt pins. Returns the number of blocks; the
   // ids go to `out` as with evict(). O(nodes of the tree).
   virtual int64_t evict_namespace(radix::NamespaceId space, std::vector<Ids>& out);
+  // Copies tokens and marks of the path that ends with a cached block, and returns its namespace; -1 if the lane has no
+  // such block. O(ids of the tree).
+  virtual radix::NamespaceId copy_path_of(int32_t lane, int32_t id, std::vector<int32_t>& tokens,
+                                          std::vector<radix::Mark>& marks) const;
   // The node whose ids of a component the next evict() takes first; kNoNode if nothing is evictable.
   [[nodiscard]] virtual NodeId next_victim(int32_t component);
   // Ids of a component that a node has.
@@ -228,6 +237,14 @@ class RadixTree {
   void move_on(Receipt& receipt, NodeId end, int64_t old_end, int64_t pinned_end);
 
   // evict.cpp
+  struct Subtree {
+    std::vector<uint8_t> is_in;  // by node
+    std::vector<NodeId> nodes;   // parents before their children
+  };
+  template <typename IsTop>
+  void list_subtree(Subtree& subtree, IsTop&& is_top) const;
+  void reserve_subtree(const Subtree& subtree, std::vector<Ids>& out) const;
+  int64_t take_unpinned(const Subtree& subtree, std::vector<Ids>& out);
   void shrink() noexcept;
 
   // batch.cpp

@@ -12,11 +12,11 @@ from pagecore.cache.prefix.retention import Spans
 from pagecore.cache.state._lock import Held
 from pagecore.storage.checks import require_int
 from pagecore.tiers.host.methods.parts import TierParts
-from pagecore.tiers.host.operations import _spill
+from pagecore.tiers.host.operations import _lease, _spill
 
 
 class EvictMethods(TierParts):
-    """`HostTier.make_room`, `clear`, `evict_prefix`, `evict_namespace` and `path_length`."""
+    """`HostTier.make_room`, `clear`, `evict_prefix`, `evict_namespace`, `revoke_prefix` and `path_length`."""
 
     def make_room(self, counts: Listed[int]) -> bool:
         """Evict until `counts` entries of each lane are free; return False, with nothing evicted, if they cannot be."""
@@ -70,6 +70,30 @@ class EvictMethods(TierParts):
             before = self._num_free()
             _spill.drop_waiting_of(self._parts.state, self._index, options.namespace)
             self._index.evict_namespace(options.namespace)
+            return self._num_free() - before
+
+    def revoke_prefix(
+        self,
+        tokens: ArrayLike,
+        *,
+        valid: SupportsIndex = 0,
+        namespace: Hashable = None,
+        spans: Spans | None = None,
+        cross_digest: bytes | int | None = None,
+    ) -> int:
+        """Withdraw the block that has token `valid` of a prefix, and what continues it; return the freed blocks.
+
+        Also while requests and stores hold it: they keep the blocks, which no prompt finds. A copy that runs publishes
+        its blocks when it ends: call `drain` before. Arguments and errors are those of `PagedKVCache.revoke_prefix`;
+        the device keeps what it has.
+        """
+        first = require_int("valid", valid, 0, max=None)
+        ids, options, _ = self._prefix_of(tokens, namespace, spans, None, cross_digest)
+        self._require_open()
+        with Held(self._parts.state.lock):
+            before = self._num_free()
+            _spill.drop_waiting(self._parts.state, self._index)
+            _lease.revoke(self._parts.state, self._index, ids, options, min(first, len(ids)))
             return self._num_free() - before
 
     def path_length(

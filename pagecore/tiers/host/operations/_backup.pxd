@@ -25,7 +25,7 @@ cdef class Backup:
     cdef int64_t end                            # blocks of the prefix
     cdef int64_t state_blocks
     cdef int32_t state_slot                     # of the host
-    cdef Receipt receipt                        # of the device, while the copy runs
+    cdef readonly Receipt receipt               # of the device, while the copy runs
     cdef StoredBlocks sources                   # the same
     cdef vector[vector[int32_t]] source_ids     # of each group, states last
     cdef int64_t first                          # blocks that the host had before

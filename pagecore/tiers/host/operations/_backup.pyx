@@ -40,6 +40,8 @@ cdef class Backup:
         int32 ``[n, (device block, host block)]`` of each group, then of the state slots.
     """
 
+    is_lost = False  # the end of its copies releases it
+
     @property
     def tokens(self):
         """The token ids of the prefix: int32, a copy that the backup owns."""

@@ -8,8 +8,18 @@ from pagecore.cache.state._lock cimport Held
 from pagecore.cache.state._state cimport CacheState
 from pagecore.cache.state._stored cimport StoredBlocks
 from pagecore.index.radix._namespace_key cimport key_of
-from pagecore.index.radix._radix_query cimport HintRanges, Int32s, Marks, Query, RetentionHint, read_marks
-from pagecore.index.radix._radix_tree cimport NativeMatch
+from pagecore.index.radix._radix_native cimport ReceiptPointer
+from pagecore.index.radix._radix_query cimport (
+    HintRanges,
+    Int32s,
+    Marks,
+    Prefix,
+    Query,
+    RetentionHint,
+    read_marks,
+    read_prefix,
+)
+from pagecore.index.radix._radix_tree cimport NativeMatch, Receipt
 from pagecore.tiers.host.operations._index cimport HostIndex, space_of
 from pagecore.tiers.host.operations._path cimport Path, publish
 
@@ -257,3 +267,24 @@ def release(CacheState state not None, EntryLease lease not None):
     """Give a lease back under the lock of the cache."""
     _guard = Held(state.lock)
     lease.give_up()
+
+
+def revoke(CacheState state not None, HostIndex index not None, ids, options, int64_t valid):
+    """Evict the block with token `valid` of a prefix and what continues it; holds of it keep their blocks."""
+    cdef Prefix wanted = read_prefix(index.block_size, ids, options.namespace, options.spans, None)
+    cdef vector[ReceiptPointer] receipts
+    cdef vector[vector[int32_t]] gone
+    cdef Receipt receipt
+    leases = list(index.leases)
+    _guard = Held(state.lock)
+    index.sweep()
+    wanted.space = space_of(index.tree, wanted.key)
+    if wanted.space < 0 or valid // index.block_size >= wanted.limit:
+        return
+    for lease in leases:
+        if isinstance(lease, EntryHold) and (<EntryHold>lease).receipt is not None:
+            receipt = (<EntryHold>lease).receipt
+            receipts.push_back(&receipt.native)
+    index.tree.revoke_raw(wanted.query(), valid // index.block_size, receipts, gone)
+    index.free_gone(gone)
+    index.sweep()
