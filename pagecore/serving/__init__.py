@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pagecore.serving.replay import ReplayOptions, ReplayReport
     from pagecore.serving.scheduling.drafts import DraftTree
     from pagecore.serving.scheduling.figures import SchedulerFigures
-    from pagecore.serving.scheduling.request import Request, RequestError, Run, State
+    from pagecore.serving.scheduling.request import QueueFull, Request, RequestError, Run, State
     from pagecore.serving.scheduling.reuse import Reuse
     from pagecore.serving.scheduling.scheduler import Scheduler
     from pagecore.serving.scheduling.speculation import Speculation
@@ -30,6 +30,7 @@ __all__ = [
     "Exporter",
     "MemoryPlan",
     "ModelPlan",
+    "QueueFull",
     "ReplayOptions",
     "ReplayReport",
     "Request",
@@ -57,7 +58,7 @@ _MODULES = {
     "plans": ("MemoryPlan", "ModelPlan"),
     "prometheus": ("Exporter",),
     "replay": ("ReplayOptions", "ReplayReport"),
-    "scheduling.request": ("Request", "RequestError", "Run", "State"),
+    "scheduling.request": ("QueueFull", "Request", "RequestError", "Run", "State"),
     "scheduling.reuse": ("Reuse",),
     "scheduling.scheduler": ("Scheduler",),
     "scheduling.speculation": ("Speculation",),

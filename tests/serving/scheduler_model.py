@@ -81,6 +81,17 @@ class SchedulerModel:
         self.drafts, self.decode_counts = {}, {}
         self.drafted = [0, 0, 0]
 
+    def displaced_by(self, request, max_queued):
+        """Return None if there is room for a request, else the row that leaves for it, or "full"."""
+        fresh = [row for row in self.waiting if not row.preemptions]
+        if max_queued is None or len(fresh) < max_queued:
+            return None
+        lower = [row for row in fresh if row.request.priority < request.priority and not self.is_late(row)]
+        if self.policy != "priority" or not lower:
+            return "full"
+        least = min(row.request.priority for row in lower)
+        return [row for row in lower if row.request.priority == least][-1]
+
     def add(self, request):
         row = Row(request, 0, request.samples if request.max_new_tokens else 1)
         row.since = self.steps

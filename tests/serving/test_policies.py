@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from pagecore.cache import PagedKVCache
+from pagecore.errors import ShapeError
 from pagecore.serving.scheduling.queue import Queue
-from pagecore.serving.scheduling.request import Request, State
+from pagecore.serving.scheduling.request import QueueFull, Request, State
 from pagecore.serving.scheduling.scheduler import Scheduler
 from pagecore.storage import AttentionSpec
 from tests.serving.fake_cache import FakeCache
@@ -322,3 +323,54 @@ def test_two_schedulers_with_the_same_calls_return_the_same_steps():
     first, second = steps(), steps()
     assert first == second
     assert first[1] > 0
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "lpm", "priority"])
+def test_a_full_queue_refuses_a_request_and_changes_nothing(policy):
+    scheduler = Scheduler(FakeCache(90), policy=policy, max_running=1, max_queued=2)
+    runs = [scheduler.add(Request(number, np.arange(9) + 20 * number, 4)) for number in range(2)]
+    with pytest.raises(QueueFull, match="request 2 was not added: 2 requests wait"):
+        scheduler.add(Request(2, np.arange(50, 59), 4))
+    assert (scheduler.waiting, scheduler.figures().num_waiting_tokens) == (tuple(runs), 18)
+    advance(scheduler)
+    assert scheduler.add(Request(2, np.arange(50, 59), 4)).displaced is None  # one of them runs
+    assert len(drain(scheduler)) == 3
+
+
+def test_a_larger_priority_takes_the_place_of_the_smallest_the_newest_of_equal_ones():
+    scheduler = Scheduler(FakeCache(90), policy="priority", max_running=1, max_queued=3, headroom=0.0)
+    runs = [
+        scheduler.add(Request(number, np.arange(9) + 20 * number, 4, priority=priority))
+        for number, priority in enumerate((1, 0, 0))
+    ]
+    large = scheduler.add(Request(3, np.arange(100, 104), 4, priority=1))
+    assert large.displaced is runs[2]
+    assert (runs[2].state, runs[2].has_ended) == (State.CANCELLED, True)
+    assert (scheduler.figures().num_waiting, scheduler.figures().num_waiting_tokens) == (3, 22)
+    with pytest.raises(QueueFull):
+        scheduler.add(Request(4, np.arange(3), 4))
+    scheduler.check_invariants()
+    assert len(drain(scheduler)) == 3
+
+
+def test_preempted_and_late_runs_keep_their_places():
+    scheduler = Scheduler(
+        FakeCache(8, block_size=4), policy="priority", preemption_threshold=0, max_queued=1, max_wait_steps=3
+    )
+    low = scheduler.add(Request(0, np.arange(20), 8))
+    advance(scheduler)
+    high = scheduler.add(Request(1, np.arange(100, 120), 8, priority=2))
+    advance(scheduler)
+    assert (scheduler.running, scheduler.waiting, low.num_preemptions) == ((high,), (low,), 1)
+    middle = scheduler.add(Request(2, np.arange(200, 212), 8, priority=1))
+    assert middle.displaced is None
+    advance(scheduler, 3)
+    with pytest.raises(QueueFull):
+        scheduler.add(Request(3, np.arange(300, 304), 8, priority=9))
+    assert len(drain(scheduler)) == 3
+
+
+@pytest.mark.parametrize("number", [0, -1, 1.5, True, "1"])
+def test_a_foreign_limit_of_the_queue_is_refused(number):
+    with pytest.raises(ShapeError, match="max_queued is"):
+        Scheduler(FakeCache(8), max_queued=number)

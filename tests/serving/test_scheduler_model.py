@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pagecore.serving.scheduling.request import Request
+from pagecore.serving.scheduling.request import QueueFull, Request
 from pagecore.serving.scheduling.scheduler import Scheduler
 from tests.faults import is_full
 from tests.serving.fake_cache import FakeSpace
@@ -37,8 +37,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         share=st.booleans(),
         ratio=st.sampled_from([None, None, 0.7, 0.3]),
         threshold=st.sampled_from([None, 0, 1]),
+        queued=st.sampled_from([None, None, 1, 4]),
     )
-    def make(self, shape, swap_blocks, overlap, policy, max_wait, prefill, chunk, share, ratio, threshold):
+    def make(self, shape, swap_blocks, overlap, policy, max_wait, prefill, chunk, share, ratio, threshold, queued):
         block_size, num_blocks, max_running, max_tokens = shape
         threshold = threshold if policy == "priority" else None
         # The scheduler pins the prefixes of several requests before it swaps the first of them in; the model does not.
@@ -48,25 +49,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.start(
             caches, spaces, max_running=max_running, max_tokens=max_tokens, overlap=overlap, policy=policy,
             max_wait=max_wait, prefill=prefill, chunk=chunk, share=share and reuse, ratio=ratio, threshold=threshold,
+            queued=queued,
         )  # fmt: skip
 
     def start(
         self, caches, spaces, *, max_running, max_tokens, overlap, policy, max_wait, prefill, chunk, share, ratio,
-        states_per_run=None, threshold=None, checkpoints=None,
+        states_per_run=None, threshold=None, checkpoints=None, queued=None,
     ):  # fmt: skip
         """Make scheduler and model; the first cache and space are those of the scheduler."""
         self.scheduler = Scheduler(
             caches[0], swap_space=spaces[0], max_running=max_running, max_tokens_per_step=max_tokens, headroom=0.0,
             overlap=overlap, policy=policy, max_wait_steps=max_wait, max_prefill_tokens=prefill,
             chunked_prefill_size=chunk, share_prompts=share, new_token_ratio=ratio, states_per_run=states_per_run,
-            preemption_threshold=threshold, prompt_checkpoints=checkpoints,
+            preemption_threshold=threshold, prompt_checkpoints=checkpoints, max_queued=queued,
         )  # fmt: skip
         self.model = SchedulerModel(
             caches[1], space=spaces[1], max_running=max_running, max_tokens=max_tokens, overlap=overlap, policy=policy,
             max_wait=max_wait, prefill=prefill, chunk=chunk, share=share, ratio=ratio, states_per_run=states_per_run,
             threshold=threshold, checkpoints=checkpoints or 0,
         )  # fmt: skip
-        self.overlap = overlap
+        self.overlap, self.max_queued = overlap, queued
         self.steps, self.pairs, self.number = [], {}, 0
         self.choice = random.Random(0)
 
@@ -109,7 +111,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             if request.num_slots > limits[0] or samples > limits[1]:
                 return
             self.number += 1
-            self.pairs[request.id, 0] = self.scheduler.add(request), self.model.add(request)
+            displaced = self.model.displaced_by(request, self.max_queued)
+            if displaced == "full":
+                with pytest.raises(QueueFull):
+                    self.scheduler.add(request)
+                continue
+            run = self.scheduler.add(request)
+            assert run.displaced is (None if displaced is None else self.pairs[displaced.name][0])
+            if displaced is not None:
+                self.model.cancel(displaced)
+            self.pairs[request.id, 0] = run, self.model.add(request)
 
     @precondition(
         lambda self: not self.steps or (self.overlap and len(self.steps) == 1 and self.steps[0][1].is_committed)

@@ -61,6 +61,8 @@ class Limits:
         Difference of priorities beyond which a waiting run preempts a running one; None if it never does.
     max_drafts : int
         Drafts of a run in one step for which a cache with states has slots; without states, more than any step has.
+    max_queued : int or None
+        Requests that wait for their first admission; None for any number.
     tree_tokens : int
         Tokens of a row of a step with trees; 0 if the batch has no room for trees.
     ratios : Ratios or None
@@ -81,6 +83,7 @@ class Limits:
     shares_prompts: bool
     preemption_threshold: int | None
     max_drafts: int
+    max_queued: int | None
     tree_tokens: int
     ratios: Ratios | None
 
@@ -121,6 +124,7 @@ def choose_limits(
     new_token_ratio: float | None,
     conservativeness: float,
     preemption_threshold: int | None,
+    max_queued: int | None,
     max_tree_tokens: int,
 ) -> Limits:
     """Check the arguments of a scheduler and return its limits; the errors are those of `Scheduler`."""
@@ -157,6 +161,7 @@ def choose_limits(
         shares_prompts=flag("share_prompts", share_prompts) and getattr(cache, "has_prefix_cache", True),
         preemption_threshold=_threshold(preemption_threshold, policy),
         max_drafts=INT32_MAX if rules is None else rules.draft_tokens,
+        max_queued=None if max_queued is None else require_int("max_queued", max_queued, max=None),
         tree_tokens=require_int("max_tree_tokens", max_tree_tokens, 0),
         ratios=future_ratios(new_token_ratio, conservativeness),
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pagecore.cache.prefix.retention import Priority, Spans, validate_namespace, validate_spans
-from pagecore.errors import InvalidSequence, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import InvalidSequence, PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage.checks import INT32_MAX, flag, shown
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pagecore.cache import Sequence
 
-__all__ = ["Request", "RequestError", "Run", "State"]
+__all__ = ["QueueFull", "Request", "RequestError", "Run", "State"]
 
 NO_STOPS: frozenset[int] = frozenset()
 # Minimum of each number of a request.
@@ -29,6 +29,10 @@ LEAST = {"max_new_tokens": 0, "min_new_tokens": 0, "samples": 1, "priority": -IN
 
 class RequestError(ShapeError):
     """The cache cannot hold the request even when it holds nothing else; the request was not queued."""
+
+
+class QueueFull(PagecoreError, RuntimeError):
+    """The queue of a scheduler has `max_queued` requests; the request was not added, and may be tried again later."""
 
 
 class State(Enum):
@@ -210,6 +214,8 @@ class Run:
         Tokens to compute at the next admission: the prompt and, after a preemption, the tokens generated so far. Once
         the run has ended: the prompt and all generated tokens. If the run is swapped out, the first of them are already
         computed.
+    displaced : Run or None
+        The waiting run of a smaller priority that was cancelled when this one was added to a full queue.
     num_preemptions : int
         Number of times that the run was preempted.
     num_reused_tokens : int
@@ -226,6 +232,7 @@ class Run:
     __slots__ = (
         "arrival",
         "came_late",
+        "displaced",
         "held",
         "last_length",
         "match_length",
@@ -272,6 +279,7 @@ class Run:
         self.num_preemptions = 0
         self.num_reused_tokens = 0
         self.came_late: bool = parent is not None and parent.came_late
+        self.displaced: Run | None = None
         self.held: Sequence | None = None
         self.prefilling = True
         self.state = State.WAITING

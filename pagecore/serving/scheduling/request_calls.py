@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pagecore.errors import InvalidSequence, UnsupportedOption
 from pagecore.serving.scheduling.crossing import check_cross, check_retention
-from pagecore.serving.scheduling.request import Request, Run
+from pagecore.serving.scheduling.request import QueueFull, Request, Run
 from pagecore.serving.scheduling.view import SchedulerView
 from pagecore.storage.checks import flag, shown
 
@@ -31,10 +31,13 @@ class SchedulerRequests(SchedulerView):
         Returns
         -------
         Run
-            The first sample of the request; the others appear in `Step.outputs` when the prompt is computed.
+            The first sample of the request; the others appear in `Step.outputs` when the prompt is computed. If it took
+            the place of a waiting run, that run is its `displaced`.
 
         Raises
         ------
+        QueueFull
+            `max_queued` requests wait, and none of them has to leave for this one; nothing is queued.
         RequestError
             The cache cannot hold the request even alone, or the request has more samples than can run at once; nothing
             is queued.
@@ -50,13 +53,31 @@ class SchedulerRequests(SchedulerView):
         self.check_request(request.id, len(request.prompt), request.max_new_tokens, request.samples)
         check_cross(request.id, getattr(self.cache, "max_cross_tokens", None), request.cross_tokens)
         check_retention(self.cache, request)
+        displaced = self._displaced_by(request)
         samples = request.samples if request.max_new_tokens else 1
         run = Run(request, samples=samples, owner=self, arrival=self._num_added)
         run.waits_since = roster.num_steps
         self._num_added += 1
         self._has_stops = self._has_stops or bool(run.stops)
-        roster.add(run)
+        run.displaced = displaced
+        if displaced is None:
+            roster.add(run)
+        else:
+            roster.cancel(displaced, run)
         return run
+
+    def _displaced_by(self, request: Request) -> Run | None:
+        """Return the waiting run that leaves a full queue for a request, None if there is room; or raise QueueFull."""
+        roster, limits = self._roster, self._limits
+        most = limits.max_queued
+        if most is None or len(roster.waiting) < most or roster.num_new_waiting < most:
+            return None
+        for run in reversed(roster.by_priority or ()):
+            if run.request.priority >= request.priority:
+                break
+            if run.num_preemptions == 0 and run.waits_since > roster.num_steps - limits.max_wait_steps:
+                return run
+        raise QueueFull(f"request {request.id} was not added: {most} requests wait; add it later, or raise max_queued")
 
     def check_request(self, id: object, num_prompt_tokens: int, max_new_tokens: int, samples: int = 1) -> None:
         """Check the lengths of a request before it is made.

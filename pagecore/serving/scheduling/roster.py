@@ -163,10 +163,11 @@ class Roster(WaitingRuns):
 
         self._journal.run(call, lambda: held.is_swapped or self.found(run) is None, record)
 
-    def cancel(self, run: Run) -> None:
-        """End a run that has not ended, and remove its sequence."""
+    def cancel(self, run: Run, successor: Run | None = None) -> None:
+        """End a run that has not ended, and remove its sequence; queue `successor`, a new run, in its place."""
         tokens = run.tokens if run.held is None else np.asarray(run.held.tokens)
         waiting_tokens = self.num_waiting_tokens - (run.num_tokens_left if run in self.waiting else 0)
+        waiting_tokens += 0 if successor is None else len(successor.tokens)
         # The first sample represents all samples until they are forked.
         parent = run.parent if run.held is None and run not in self.waiting else None
         samples = 0 if parent is None else parent.samples - 1
@@ -183,6 +184,9 @@ class Roster(WaitingRuns):
                 parent.samples = samples
             self._leave_queue(run)
             self.running.pop(run, None)
+            if successor is not None:
+                self.waiting[successor] = None
+                self._sort(successor)
             self.num_waiting_tokens = waiting_tokens
             self.news = news
 

@@ -124,6 +124,11 @@ class Scheduler(SchedulerRequests):
     preemption_threshold : int, optional
         If given, under "priority", a request that lacks rows or blocks preempts running ones whose priority is smaller
         by more than this number, if that makes room for its whole prompt. By default no admission preempts.
+    max_queued : int, optional
+        Maximum number of requests that wait for their first admission; preempted runs do not count. `add` refuses more
+        with `QueueFull`. Under "priority" a request takes the place of the waiting one with the smallest priority, the
+        newest of equal ones, if its own is larger: that run is cancelled, and is `Run.displaced` of the new one. Late
+        runs keep their places. By default any number.
     max_tree_tokens : int
         Largest number of tokens of a row in a step with trees of drafts, the token before them included; 0: no trees.
         In such a step a prompt brings at most this number of tokens, too.
@@ -170,6 +175,7 @@ class Scheduler(SchedulerRequests):
         new_token_ratio: float | None = None,
         conservativeness: float = 1.0,
         preemption_threshold: int | None = None,
+        max_queued: int | None = None,
         max_tree_tokens: int = 0,
     ) -> None:
         self._limits = limits = choose_limits(
@@ -188,6 +194,7 @@ class Scheduler(SchedulerRequests):
             new_token_ratio=new_token_ratio,
             conservativeness=conservativeness,
             preemption_threshold=preemption_threshold,
+            max_queued=max_queued,
             max_tree_tokens=max_tree_tokens,
         )
         self.overlap = flag("overlap", overlap)

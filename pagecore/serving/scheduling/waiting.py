@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
+from itertools import takewhile
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,12 @@ class WaitingRuns:
     def head(self) -> Run:
         """The first run of the queue, which must not be empty."""
         return next(iter(self.waiting))
+
+    @property
+    def num_new_waiting(self) -> int:
+        """Number of waiting runs that were never admitted; takes time linear in the others, which are the first."""
+        preempted = takewhile(lambda run: run.num_preemptions > 0, self.waiting)
+        return len(self.waiting) - sum(1 for _ in preempted)
 
     def add(self, run: Run) -> None:
         """Queue a new run."""
