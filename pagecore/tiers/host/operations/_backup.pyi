@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from pagecore.cache.prefix.retention import RetentionOptions
 from pagecore.cache.sequences._sequence import Sequence
 from pagecore.cache.state._state import CacheState
+from pagecore.index.radix._radix_core import Receipt
 from pagecore.tiers.host.operations._index import HostIndex
 
 class Backup:
@@ -34,6 +35,9 @@ class Backup:
     def identity(self) -> tuple[Any, tuple[tuple[int, int, bytes | int], ...] | None]: ...
     @property
     def num_receipts(self) -> int: ...
+    @property
+    def receipt(self) -> Receipt | None: ...
+    is_lost: bool
     def finish(self) -> None: ...
     def give_up(self) -> None: ...
 
