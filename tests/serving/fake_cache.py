@@ -107,12 +107,13 @@ class FakeCache:
     def make_batch(self, max_sequences, max_tokens):
         return FakeBatch(max_sequences, max_tokens)
 
-    def add_sequence(self, tokens, id=None, *, namespace=None):
+    def add_sequence(self, tokens, id=None, *, namespace=None, max_tokens=None):
         self._take_row()
         assert id not in self.sequences
         sequence = FakeSequence(tokens, id, self.block_size)
         sequence.namespace = namespace
-        for count in range(1, self.match_length(tokens, namespace=namespace) // self.block_size + 1):
+        matched = self.match_length(tokens, namespace=namespace, max_tokens=max_tokens)
+        for count in range(1, matched // self.block_size + 1):
             self._hold(sequence, self._key(sequence, count))
             sequence.blocks.append(self.tree[sequence.hold[-1]])
             self.holders[sequence.blocks[-1]] += 1
@@ -121,11 +122,11 @@ class FakeCache:
         self.sequences[id] = sequence
         return sequence
 
-    def match_length(self, tokens, *, namespace=None):
+    def match_length(self, tokens, *, namespace=None, max_tokens=None):
         found = FakeSequence(tokens)
         found.namespace = namespace
-        count = 0
-        while (count + 1) * self.block_size < len(tokens) and self._key(found, count + 1) in self.tree:
+        count, most = 0, len(tokens) - 1 if max_tokens is None else min(max_tokens, len(tokens) - 1)
+        while (count + 1) * self.block_size <= most and self._key(found, count + 1) in self.tree:
             count += 1
         return count * self.block_size
 

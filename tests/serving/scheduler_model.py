@@ -253,7 +253,7 @@ class SchedulerModel:
         return self.steps - row.since >= self.max_wait
 
     def match(self, row):
-        return self.cache.match_length(row.tokens)
+        return self.cache.match_length(row.tokens, max_tokens=row.request.max_reused_tokens)
 
     def admit(self, rows, counts, budget):
         if budget <= 0 or self.free_rows() <= 0:
@@ -308,7 +308,7 @@ class SchedulerModel:
             if row is not self.pinned or self.match(row) <= row.sequence.num_cached_tokens:
                 return
             self.unpin(row)
-        row.sequence = self.cache.add_sequence(row.tokens, id=row)
+        row.sequence = self.cache.add_sequence(row.tokens, id=row, max_tokens=row.request.max_reused_tokens)
         self.pinned = row
 
     def unpin(self, row):
@@ -320,7 +320,10 @@ class SchedulerModel:
         """Return True if a prompt of the step computes the block after the cached prefix of `row`."""
         cached, size = row.sequence.num_computed_tokens, self.cache.block_size
         end = (cached // size + 1) * size
+        most = row.request.max_reused_tokens
         if not self.share or row.sequence.is_swapped or end >= len(row.tokens) or cached <= row.shared_at:
+            return False
+        if most is not None and most < end:
             return False
         for other, count in zip(rows, counts, strict=True):
             computed = other.sequence.num_computed_tokens

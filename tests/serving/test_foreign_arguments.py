@@ -109,6 +109,7 @@ TARGETS = {
     "Request.prompt": lambda value: scheduler().add(Request(0, value, 1)),
     "Request.max_new_tokens": lambda value: scheduler().add(Request(0, [1], value)),
     "Request.samples": lambda value: scheduler().add(Request(0, [1], 1, value)),
+    "Request.max_reused_tokens": lambda value: scheduler().add(Request(0, [1], 1, max_reused_tokens=value)),
     "Request.namespace": lambda value: scheduler().add(Request(0, [1], 1, 1, value)),
     "plan_model.config": lambda value: plan_model(value, "1GiB"),
     "plan_model.memory": lambda value: plan_model(MODEL, value),

@@ -98,14 +98,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         least=st.integers(0, 3),
         ignore_eos=st.booleans(),
         priority=st.integers(-1, 1),
+        reused=st.sampled_from([None, None, None, 0, 5, 12]),
     )
-    def add(self, count, prompt, new, samples, shared, stops, least, ignore_eos, priority):
+    def add(self, count, prompt, new, samples, shared, stops, least, ignore_eos, priority, reused):
         for _ in range(count):
             ids = np.arange(prompt, dtype=np.int32) + 100 * self.number
             ids[:shared] = np.arange(prompt)[:shared]
             request = Request(
                 self.number, ids, new, samples, stop_token_ids=STOPS if stops else (),
-                min_new_tokens=min(least, new), ignore_eos=ignore_eos, priority=priority,
+                min_new_tokens=min(least, new), ignore_eos=ignore_eos, priority=priority, max_reused_tokens=reused,
             )  # fmt: skip
             limits = self.scheduler.max_length, self.scheduler.max_running
             if request.num_slots > limits[0] or samples > limits[1]:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagecore.cache import PagedKVCache, SwapSpace
-from pagecore.errors import UnsupportedDtype
+from pagecore.errors import ShapeError, UnsupportedDtype
 from pagecore.serving.scheduling.request import Request, State
 from pagecore.serving.scheduling.scheduler import Scheduler
 from pagecore.storage import AttentionSpec
@@ -66,6 +66,34 @@ def test_sequential_requests_reuse_the_blocks_of_a_dictionary_of_prefixes(prompt
     assert reuse.prefix_hit_tokens == reuse.saved_prefill_tokens == hits * block_size
     assert sum(run.num_reused_tokens for run in finished) == reuse.prefix_hit_tokens
     assert computed + reuse.prefix_hit_tokens == sum(one.num_slots for one in requests)
+
+
+@pytest.mark.parametrize(("most", "counts"), [(0, [20]), (7, [16]), (8, [12]), (None, [4])])
+def test_a_request_reuses_at_most_the_tokens_that_it_allows(most, counts):
+    scheduler = Scheduler(FakeCache(21, block_size=4), share_prompts=True)
+    prompt = np.arange(20)
+    scheduler.add(Request(0, prompt, 0))
+    advance(scheduler)
+    # The second one computes what the first one may not reuse, and waits for nothing.
+    for number in (1, 2):
+        scheduler.add(Request(number, prompt, 0, max_reused_tokens=most))
+    step = scheduler.schedule()
+    assert step.counts == 2 * counts
+    scheduler.commit(step)
+    assert [run.num_reused_tokens for run in scheduler.accept(step, [])] == 2 * [20 - counts[0]]
+
+
+@pytest.mark.parametrize("most", [-1, True, 1.5, 2**40])
+def test_a_limit_of_reuse_that_is_no_count_is_refused(most):
+    with pytest.raises(ShapeError, match="max_reused_tokens is"):
+        Request(0, [1], 1, max_reused_tokens=most)
+
+
+def test_requests_wait_for_equal_prompts_only_up_to_what_they_may_reuse():
+    scheduler = Scheduler(FakeCache(41, block_size=4), share_prompts=True)
+    for number, most in enumerate([None, None, 0, 8]):
+        scheduler.add(Request(number, np.arange(20), 0, max_reused_tokens=most))
+    assert scheduler.schedule().counts == [20, 20]
 
 
 def test_the_head_of_the_queue_keeps_its_prefix_while_other_prefixes_are_evicted():

@@ -68,6 +68,8 @@ def match_options(request: Request) -> dict[str, Any]:
     options: dict[str, Any] = {"namespace": request.namespace}
     if request.spans is not None:
         options["spans"] = request.spans
+    if request.max_reused_tokens is not None:
+        options["max_tokens"] = request.max_reused_tokens
     if request.cross_digest is not None:
         options["cross_digest"] = request.cross_digest
     return options

@@ -24,7 +24,15 @@ __all__ = ["QueueFull", "Request", "RequestError", "Run", "State"]
 
 NO_STOPS: frozenset[int] = frozenset()
 # Minimum of each number of a request.
-LEAST = {"max_new_tokens": 0, "min_new_tokens": 0, "samples": 1, "priority": -INT32_MAX, "cross_tokens": 1}
+LEAST = {
+    "max_new_tokens": 0,
+    "min_new_tokens": 0,
+    "samples": 1,
+    "priority": -INT32_MAX,
+    "max_reused_tokens": 0,
+    "cross_tokens": 1,
+}
+OPTIONAL = {"cross_tokens", "max_reused_tokens"}
 
 
 class RequestError(ShapeError):
@@ -76,6 +84,9 @@ class Request:
     cache_priority, cache_time_to_live : optional
         `priority` and `time_to_live` of `PagedKVCache.add_sequence`, for a cache with the policy "priority": how long
         the blocks of the request stay cached.
+    max_reused_tokens : int, optional
+        Largest number of tokens that an admission takes from the prefix cache; 0 computes the whole prompt, as
+        log-probabilities of the prompt need it. Its blocks are published all the same. By default all that is cached.
     cross_tokens : int, optional
         Number of encoder tokens, for a cache with cross attention. The first step of each run writes them:
         ``step.batch.cross`` has their number for each row, and a run that is recomputed writes them again.
@@ -86,8 +97,9 @@ class Request:
     ------
     ShapeError
         `prompt` is empty, `prompt` or `stop_token_ids` is not 1-D or has ids that int32 cannot hold, `max_new_tokens`
-        is negative, `min_new_tokens` is negative or larger than `max_new_tokens`, `samples` or `cross_tokens` is below
-        1, or `priority` is not an integer of int32; spans that cannot be listed or are out of range.
+        or `max_reused_tokens` is negative, `min_new_tokens` is negative or larger than `max_new_tokens`, `samples` or
+        `cross_tokens` is below 1, or `priority` is not an integer of int32; spans that cannot be listed or are out of
+        range.
     UnsupportedDtype
         `prompt` or `stop_token_ids` is not of integers, `namespace` cannot be compared, or `cross_digest` is neither
         bytes nor an int.
@@ -108,6 +120,7 @@ class Request:
     spans: Spans | None = None
     cache_priority: Priority | None = None
     cache_time_to_live: float | None = None
+    max_reused_tokens: int | None = None
     cross_tokens: int | None = None
     cross_digest: bytes | int | None = None
 
@@ -120,7 +133,7 @@ class Request:
         object.__setattr__(self, "ignore_eos", flag("ignore_eos", self.ignore_eos))
         for name, least in LEAST.items():
             value = getattr(self, name)
-            if name == "cross_tokens" and value is None:
+            if value is None and name in OPTIONAL:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= INT32_MAX:
                 raise ShapeError(f"{name} is {shown(value)}; expected an integer between {least} and {INT32_MAX}")

@@ -52,8 +52,9 @@ class SharedPrompts:
         if not self._unread and not self._blocks:
             return False
         cached = run.sequence.num_computed_tokens
+        end, most = self._end(cached), run.request.max_reused_tokens
         # A sequence reuses at most the blocks before its last token.
-        if cached <= run.shared_at or self._end(cached) >= len(run.tokens):
+        if cached <= run.shared_at or end >= len(run.tokens) or (most is not None and end > most):
             return False
         for other, computed in self._unread:
             self._blocks.add(self._key(other, computed))
