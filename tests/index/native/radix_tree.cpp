@@ -46,7 +46,14 @@ class CrowdedTree {
     tree_.extend({{tokens, {}, 0}, {ids.data(), ids.data(), ids.data(), ids.data()}, {}, {}, 0}, receipt, out);
   }
 
+  int64_t revoke(const Tokens& tokens, int64_t valid) {
+    RadixTree::Receipt* const receipts[] = {&long_};
+    std::vector<Ids> out;
+    return tree_.revoke({tokens, {}, 0}, valid, receipts, out);
+  }
+
   RadixTree tree_;
+  RadixTree::Receipt long_;  // of the long prefix
 
  private:
   static RadixTree::Options options(bool has_states) {
@@ -67,7 +74,7 @@ void with_any_memory(bool has_states, Act&& act) {
     for (int64_t allocations = 0; !is_done; ++allocations) {
       CrowdedTree crowded(leaves, has_states);
       RadixTree::Receipt receipt = crowded.lock({});
-      static_cast<void>(crowded.lock(count_from(0, 29)));  // leaves less spare memory than its splits took
+      crowded.long_ = crowded.lock(count_from(0, 29));  // leaves less spare memory than its splits took
       const int64_t nodes = crowded.tree_.num_nodes();
       try {
         const ShortMemory memory(allocations);
@@ -125,6 +132,10 @@ PC_TEST(tree_takes_all_memory_before_it_splits) {
     tree.insert(astray, 500, {{2, 1}, {4, 2}, {6, 3}, {8, 4}}, &receipt);
   });
   with_any_memory(false, [&](CrowdedTree& tree, RadixTree::Receipt& receipt) { tree.extend(astray, receipt); });
+  with_any_memory(false, [&](CrowdedTree& tree, RadixTree::Receipt&) {
+    PC_CHECK(tree.revoke(tokens, 17) == 30 - 17, "a revoked block stays");
+    PC_CHECK(tree.tree_.depth(tree.long_.node) == 17, "the receipt ends elsewhere");
+  });
 }
 
 PC_TEST(tree_refuses_impossible_sizes) {
