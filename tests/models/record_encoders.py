@@ -233,6 +233,7 @@ CASES = [
     ("encoder-decoder", {"encoder": BERT | {"model_type": "bert"}, "decoder": BERT_DECODER}),
     ("encoder-decoder", {"encoder": BERT | {"model_type": "roberta", "hidden_size": 32}, "decoder": ROBERTA_DECODER}),
     ("speech-encoder-decoder", {"encoder": WAV2VEC2, "decoder": BERT_DECODER}),
+    ("speech-encoder-decoder", {"encoder": WAV2VEC2 | {"output_hidden_size": 48}, "decoder": BERT_DECODER}),
     (
         "speech-encoder-decoder",
         {"encoder": WAV2VEC2 | {"feat_extract_norm": "layer", "add_adapter": True, "conv_bias": True}, "decoder": BART},

@@ -46,7 +46,10 @@ def add_composed(tally: Tally, whole: Fields, specs: _Specs, stage: range | None
         _DECODERS[kind](tally, decoder, kind, specs, stage)
     if stage is None or stage.start == 0:
         inputs, hidden = COMPOSED_ENCODERS[encoder.value("model_type")](tally, encoder), decoder.integer("hidden_size")
-        if inputs != hidden and decoder.given("cross_attention_hidden_size") is None:
+        # transformers compares this size, the output of an adapter, but the layer reads `inputs` features.
+        own = encoder.given("output_hidden_size")
+        outputs = inputs if own is None else encoder.integer("output_hidden_size")
+        if outputs != hidden and decoder.given("cross_attention_hidden_size") is None:
             tally.linear(inputs, hidden, bias=True)
 
 

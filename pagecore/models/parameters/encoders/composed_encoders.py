@@ -12,6 +12,7 @@ from pagecore.models.parameters.counting.encoder_parts import encoder_add, encod
 from pagecore.models.parameters.counting.formulas import add_formulas
 from pagecore.models.parameters.counting.tally import Kind, Tally
 from pagecore.models.parameters.decoders.text_model import add_text_model
+from pagecore.models.parameters.encoders.convolutions import CONVOLUTIONS, add_convolutions
 
 __all__ = ["COMPOSED_ENCODERS"]
 
@@ -43,16 +44,12 @@ _SWIN: Mapping[str, object] = {
     "window_size": 7,
 }
 _WAV2VEC2: Mapping[str, object] = {
+    **CONVOLUTIONS,
     "adapter_kernel_size": 3,
     "add_adapter": False,
-    "conv_bias": False,
-    "conv_dim": (512, 512, 512, 512, 512, 512, 512),
-    "conv_kernel": (10, 3, 3, 3, 3, 2, 2),
     "hidden_size": 768,
     "intermediate_size": 3072,
     "num_adapter_layers": 3,
-    "num_conv_pos_embedding_groups": 16,
-    "num_conv_pos_embeddings": 128,
     "num_hidden_layers": 12,
 }
 _WAV2VEC2_MATRICES = """
@@ -112,14 +109,7 @@ def _swin(has_norm: bool) -> Callable[[Tally, Fields], int]:
 def _wav2vec2(tally: Tally, encoder: Fields) -> int:
     """Add a Wav2Vec 2.0 or a HuBERT, and the convolutions that shorten its output."""
     encoder.defaults = _WAV2VEC2
-    channels, kernels = encoder.integers("conv_dim"), encoder.integers("conv_kernel")
-    if len(channels) != len(kernels):
-        encoder.refuse(f"{encoder.describe('conv_kernel')}; it must list {len(channels)} integers, like conv_dim")
-    for inputs, outputs, kernel in zip([1, *channels], channels, kernels, strict=False):
-        encoder_linear(tally, kernel * inputs, outputs, bias=encoder.flag("conv_bias"))
-    # A norm follows the first convolution, or each of them.
-    normed = sum(channels) if encoder.given("feat_extract_norm") == "layer" else channels[0]
-    names = {"normed_channels": normed, "channels": channels[-1]}
+    names = add_convolutions(tally, encoder)
     add_formulas(tally, _WAV2VEC2_MATRICES, _WAV2VEC2_REST, encoder, encoder, names)
     hidden = encoder.integer("hidden_size")
     if not encoder.flag("add_adapter"):

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.parameters.counting.formulas import add_formulas
 from pagecore.models.parameters.counting.tally import Kind, Tally
+from pagecore.models.parameters.encoders.convolutions import CONVOLUTIONS, add_convolutions
 from pagecore.models.parameters.encoders.cross_layers import DecoderStage, add_cross_layers, add_tables
 
 __all__ = ["add_canary", "add_cohere_asr", "add_speecht5"]
@@ -33,14 +34,7 @@ _PARAKEET_REST = """
     + num_hidden_layers * (
         (14 + conv_kernel_size + 6 * attention_bias + 4 * convolution_bias) * hidden_size
         + 2 * attention_bias * intermediate_size)"""
-_SPEECHT5: Mapping[str, object] = {
-    "conv_bias": False,
-    "conv_dim": [512] * 7,
-    "conv_kernel": [10, 3, 3, 3, 3, 2, 2],
-    "encoder_max_relative_position": 160,
-    "num_conv_pos_embeddings": 128,
-    "num_conv_pos_embedding_groups": 16,
-}
+_SPEECHT5: Mapping[str, object] = {**CONVOLUTIONS, "encoder_max_relative_position": 160}
 _SPEECHT5_MATRICES = """
     channels * hidden_size
     + hidden_size * (hidden_size // num_conv_pos_embedding_groups) * num_conv_pos_embeddings
@@ -100,20 +94,5 @@ def add_speecht5(tally: Tally, whole: Fields, decoder: DecoderStage) -> None:
     tally.norm(hidden, bias=True, copies=3 * layers)
     add_tables(tally, decoder, fields.integer("vocab_size"), is_tied=whole.switch("tie_word_embeddings", True))
     if decoder.is_first:
-        channels = _add_convolutions(tally, fields)
-        # A norm follows the first convolution, or each of them.
-        normed = sum(channels) if fields.given("feat_extract_norm") == "layer" else channels[0]
-        names = {"normed_channels": normed, "channels": channels[-1]}
+        names = add_convolutions(tally, fields)
         add_formulas(tally, _SPEECHT5_MATRICES, _SPEECHT5_REST, fields, whole, names)
-
-
-def _add_convolutions(tally: Tally, fields: Fields) -> list[int]:
-    """Add the convolutions over samples of sound; return the channels of each."""
-    channels, kernels = fields.integers("conv_dim"), fields.integers("conv_kernel")
-    if len(channels) != len(kernels):
-        fields.refuse(f"{fields.describe('conv_kernel')}; it must list {len(channels)} integers, like conv_dim")
-    inputs, has_bias = 1, fields.flag("conv_bias")
-    for outputs, kernel in zip(channels, kernels, strict=True):
-        tally.linear(kernel * inputs, outputs, bias=has_bias, kind=Kind.VISION)
-        inputs = outputs
-    return channels
