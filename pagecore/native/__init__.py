@@ -1,1 +1,1 @@
-"""Headers shared by all native code: ids, checks, rounding, and the translation of C++ exceptions."""
+"""Headers shared by all native code: ids, checks, rounding, exceptions of C++; and parts of its library for Cython."""

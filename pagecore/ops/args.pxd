@@ -4,10 +4,10 @@
 # call makes a dozen arguments. None becomes an absent argument.
 from libc.stdint cimport int32_t, int64_t
 from libcpp cimport bool as cbool
-from libcpp.vector cimport vector
 
 from pagecore.arrays.dtypes.codes cimport DType, INT64
 from pagecore.arrays.tensors._tensor cimport Tensor
+from pagecore.native.std cimport vector
 
 
 cdef extern from "pagecore/ops/format.hpp" namespace "pagecore" nogil:

@@ -1,5 +1,6 @@
 from libc.stdint cimport int64_t
-from libcpp.vector cimport vector
+
+from pagecore.native.std cimport vector
 
 
 cdef extern from "pagecore/arrays/views/overlap.hpp" namespace "pagecore" nogil:

@@ -1,8 +1,6 @@
 """New sequences: with a cached prefix, or as a fork of another sequence."""
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
-from libcpp.span cimport span
-from libcpp.vector cimport vector
 
 from pagecore.cache.prefix._publish cimport number_namespaces, publish_one
 from pagecore.cache.sequences._cross_contents cimport CrossContent
@@ -13,6 +11,7 @@ from pagecore.cache.state._state cimport CacheState
 from pagecore.index._integers cimport const_int32
 from pagecore.index.radix._namespace_key cimport key_of
 from pagecore.index.radix._radix_tree cimport NativeMatch
+from pagecore.native.std cimport span, vector
 
 import numpy as np
 

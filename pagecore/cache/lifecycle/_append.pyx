@@ -1,12 +1,12 @@
 """Append: make the ids of sampled tokens known."""
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
-from libcpp.vector cimport vector
 
 from pagecore.cache.sequences._sequence cimport Sequence, require
 from pagecore.cache.state._lock cimport Held
 from pagecore.cache.state._state cimport CacheState
 from pagecore.index._integers cimport Integers, as_int64, as_integers
+from pagecore.native.std cimport vector
 
 import numpy as np
 

@@ -6,7 +6,6 @@ written, moves the tokens and shortens the sequence; nothing of it fails.
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from libc.string cimport memmove
-from libcpp.vector cimport vector
 
 from pagecore.cache.prefix._evict cimport free_blocks, subtract_evictable
 from pagecore.cache.sequences._kept cimport KeptKeys
@@ -14,6 +13,7 @@ from pagecore.cache.sequences._sequence cimport Sequence, require
 from pagecore.cache.state._lock cimport Held
 from pagecore.cache.state._state cimport CacheState
 from pagecore.index._integers cimport Integers, as_integers
+from pagecore.native.std cimport vector
 from pagecore.ops.moves._slot_moves cimport SlotMoves
 
 from pagecore.errors import ShapeError, UnsupportedOption

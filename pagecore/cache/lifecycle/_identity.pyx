@@ -1,7 +1,6 @@
 """The identity of a sequence's content apart from its tokens, and checkpoints that arrive with a sequence."""
 
 from libc.stdint cimport int32_t, uint8_t
-from libcpp.vector cimport vector
 
 from pagecore.cache.prefix._publish cimport number_namespaces, publish_one
 from pagecore.cache.sequences._sequence cimport Sequence, require
@@ -11,6 +10,7 @@ from pagecore.index.pools._block_pool cimport BlockPool
 from pagecore.index.radix._namespace_key cimport key_of
 from pagecore.index.radix._radix_query cimport Mark
 from pagecore.index.tables._block_tables_native cimport Int32s
+from pagecore.native.std cimport vector
 
 
 def namespace_digest(namespace):

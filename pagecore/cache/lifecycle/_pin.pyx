@@ -1,8 +1,6 @@
 """Pins: cached prefixes that are held without a sequence."""
 
 from libc.stdint cimport int32_t, int64_t
-from libcpp.span cimport span
-from libcpp.vector cimport vector
 
 from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.cache.state._lock cimport Held
@@ -10,6 +8,7 @@ from pagecore.cache.state._state cimport CacheState
 from pagecore.cache.state._stored cimport StoredBlocks
 from pagecore.index.radix._radix_query cimport Prefix, RetentionHint, read_prefix
 from pagecore.index.radix._radix_tree cimport NativeMatch, Receipt
+from pagecore.native.std cimport span, vector
 
 from pagecore.errors import InvalidSequence
 

@@ -3,7 +3,6 @@
 from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
-from libcpp.vector cimport vector
 
 from pagecore.cache.prefix._publish cimport number_namespaces, publish
 from pagecore.cache.sequences._cross_contents cimport CrossContent
@@ -13,6 +12,7 @@ from pagecore.cache.state._lock cimport Held
 from pagecore.cache.state._state cimport CacheState
 from pagecore.index.radix._radix_query cimport RetentionHint
 from pagecore.index.tables._block_tables_native cimport Int32s
+from pagecore.native.std cimport vector
 
 from pagecore.cache.sequences._sequence import as_list
 from pagecore.errors import InvalidSequence, NotEnoughMemory, ShapeError

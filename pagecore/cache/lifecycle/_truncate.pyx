@@ -1,7 +1,6 @@
 """Truncate: forget the tokens of sequences past a length."""
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
-from libcpp.vector cimport vector
 
 from pagecore.cache.sequences._kept cimport KeptKeys, first_seen, sink_blocks
 from pagecore.cache.sequences._sequence cimport Sequence, require_each
@@ -9,6 +8,7 @@ from pagecore.cache.state._lock cimport Held
 from pagecore.cache.state._state cimport CacheState
 from pagecore.index._integers cimport Integers, as_integers
 from pagecore.index.tables._block_tables_native cimport Int32s
+from pagecore.native.std cimport vector
 
 from pagecore.cache.sequences._sequence import as_list
 from pagecore.errors import ShapeError, UnsupportedOption

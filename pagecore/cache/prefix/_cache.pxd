@@ -1,5 +1,4 @@
 from libc.stdint cimport int32_t, int64_t, uint64_t
-from libcpp.vector cimport vector
 
 from pagecore.cache.sequences._kept cimport KeptKeys
 from pagecore.cache.sequences._prefix_hold cimport PrefixHold
@@ -8,6 +7,7 @@ from pagecore.index.radix._radix_query cimport Int32Pointer, Query, RetentionHin
 from pagecore.index.radix._radix_tree cimport NativeMatch, RadixTree, Receipt
 from pagecore.index.states._state_table cimport StateTable
 from pagecore.index.tables._block_tables cimport BlockTables
+from pagecore.native.std cimport vector
 
 
 cdef class PrefixCache:

@@ -26,7 +26,6 @@ stay unpublished until the next commit.
 from libc.math cimport INFINITY
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from libc.stdlib cimport calloc, free
-from libcpp.span cimport span
 
 from pagecore.cache.prefix._watched cimport WatchedPool
 from pagecore.cache.sequences._kept cimport kept_keys
@@ -37,6 +36,7 @@ from pagecore.index.radix._radix_query cimport Int32s, Marks, Query, RetentionHi
 from pagecore.index.radix._radix_tree cimport NativeMatch, RadixTree, Receipt
 from pagecore.index.states._state_table cimport StateTable
 from pagecore.index.tables._block_tables cimport BlockTables
+from pagecore.native.std cimport span
 
 import math
 

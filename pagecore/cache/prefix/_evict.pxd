@@ -1,7 +1,7 @@
 from libc.stdint cimport int32_t, int64_t
-from libcpp.vector cimport vector
 
 from pagecore.cache.prefix._cache cimport PrefixCache
+from pagecore.native.std cimport vector
 
 # Subtract from `missing` the blocks of each group that eviction can free for a step in which `writers` write to the
 # blocks inside which they were truncated; `first_blocks` as in `StepPlan`.

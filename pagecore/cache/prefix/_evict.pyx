@@ -6,8 +6,6 @@ receipts cover but no row uses ("unused": duplicates, and blocks that a window h
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libcpp.algorithm cimport fill
-from libcpp.span cimport span
-from libcpp.vector cimport vector
 
 from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.cache.prefix._truncated cimport becomes_exclusive
@@ -16,6 +14,7 @@ from pagecore.cache.sequences._sequence cimport Sequence
 from pagecore.index.pools._block_pool cimport BlockPool
 from pagecore.index.radix._namespace_key cimport key_of
 from pagecore.index.radix._radix_query cimport Prefix, read_prefix
+from pagecore.native.std cimport span, vector
 
 
 # -- count -------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ publish nothing from it on: what they computed after it may be wrong, too.
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from libc.string cimport memcmp
-from libcpp.vector cimport vector
 
 from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.cache.prefix._evict cimport free_gone
@@ -15,6 +14,7 @@ from pagecore.cache.sequences._sequence cimport Sequence
 from pagecore.index.radix._radix_native cimport ReceiptPointer
 from pagecore.index.radix._radix_query cimport Int32s, Mark, Marks, Prefix, Query, RetentionHint, read_prefix
 from pagecore.index.radix._radix_tree cimport Receipt
+from pagecore.native.std cimport vector
 
 
 def revoke_prefix(PrefixCache prefix not None, list sequences not None, ids, options, int64_t valid):

@@ -1,7 +1,7 @@
 from libc.stdint cimport int32_t, int64_t
-from libcpp.vector cimport vector
 
 from pagecore.index.pools._block_pool cimport BlockPool
+from pagecore.native.std cimport vector
 
 
 # Durations in buckets: `counts` has one more entry than there are bounds.

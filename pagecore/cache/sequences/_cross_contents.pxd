@@ -1,7 +1,7 @@
 from libc.stdint cimport int32_t, int64_t, uint64_t
-from libcpp.vector cimport vector
 
 from pagecore.index.tables._block_tables cimport BlockTables
+from pagecore.native.std cimport vector
 
 
 cdef class CrossContent:

@@ -17,13 +17,12 @@ C3: every row of the tables belongs to one content with holders, and the tables 
 """
 
 from libc.stdint cimport int32_t, int64_t
-from libcpp.span cimport span
-from libcpp.vector cimport vector
 
 from pagecore.index._integers cimport const_int32
 from pagecore.index.pools._block_pool cimport BlockPool
 from pagecore.index.radix._namespace_key cimport key_of
 from pagecore.index.tables._block_tables cimport BlockTables
+from pagecore.native.std cimport span, vector
 
 from pagecore.errors import OutOfBlocks, OutOfRows, PagecoreError, ShapeError
 

@@ -1,8 +1,8 @@
 from libc.stdint cimport int32_t, int64_t
-from libcpp.vector cimport vector
 
 from pagecore.index.radix._radix_query cimport HintRange, HintRanges, Mark, RetentionHint
 from pagecore.index.radix._radix_tree cimport RadixTree, Receipt
+from pagecore.native.std cimport vector
 
 
 cdef class PrefixHold:

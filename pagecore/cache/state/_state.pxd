@@ -1,5 +1,4 @@
 from libc.stdint cimport int32_t, int64_t
-from libcpp.vector cimport vector
 
 from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.cache.sequences._cross_contents cimport CrossContents
@@ -9,6 +8,7 @@ from pagecore.cache.state._lock cimport StateLock
 from pagecore.cache.state._tenants cimport Tenants
 from pagecore.index.states._state_table cimport StateTable
 from pagecore.index.tables._block_tables cimport BlockTables
+from pagecore.native.std cimport vector
 
 
 cdef class CacheState:

@@ -2,9 +2,9 @@
 
 cimport cython
 from libc.stdint cimport int32_t
-from libcpp.vector cimport vector
 
 from pagecore.index.pools._block_pool cimport BlockPool
+from pagecore.native.std cimport vector
 
 import numpy as np
 

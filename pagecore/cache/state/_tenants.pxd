@@ -1,9 +1,9 @@
 from libc.stdint cimport int32_t, int64_t
-from libcpp.vector cimport vector
 
 from pagecore.cache.sequences._sequence cimport Sequence
 from pagecore.index.tables._block_tables cimport BlockTables
 from pagecore.index.tables._block_tables_native cimport BlockCopy
+from pagecore.native.std cimport vector
 
 
 cdef class Tenants:

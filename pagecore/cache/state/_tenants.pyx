@@ -16,12 +16,12 @@ holds. Numbers are never reused.
 
 from libc.stdint cimport int32_t, int64_t
 from libcpp.algorithm cimport binary_search, sort
-from libcpp.vector cimport vector
 
 from pagecore.cache.sequences._sequence cimport Sequence
 from pagecore.index.pools._block_pool cimport BlockPool
 from pagecore.index.tables._block_tables cimport BlockTables
 from pagecore.index.tables._block_tables_native cimport BlockCopy, Int32s
+from pagecore.native.std cimport vector
 
 from pagecore.errors import PagecoreError
 

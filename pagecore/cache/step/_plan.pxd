@@ -1,9 +1,9 @@
 from libc.stdint cimport int32_t, int64_t, uint64_t
-from libcpp.vector cimport vector
 
 from pagecore.cache.sequences._kept cimport KeptKeys
 from pagecore.cache.state._state cimport CacheState
 from pagecore.index.tables._block_tables_native cimport Int32s
+from pagecore.native.std cimport vector
 
 
 cdef class StepPlan:

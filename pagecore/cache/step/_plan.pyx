@@ -1,7 +1,6 @@
 """The plan of a step: its sequences, their numbers of new tokens, and the blocks that those need."""
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t
-from libcpp.vector cimport vector
 
 from pagecore.cache.prefix._evict cimport num_unused_states, subtract_evictable
 from pagecore.cache.sequences._cross_contents cimport CrossContents
@@ -14,6 +13,7 @@ from pagecore.index._integers cimport Integers, as_int64, as_integers
 from pagecore.index.pools._block_pool cimport BlockPool
 from pagecore.index.states._state_table cimport StateTable
 from pagecore.index.tables._block_tables_native cimport Int32s
+from pagecore.native.std cimport vector
 
 from pagecore.cache.sequences._sequence import as_list
 from pagecore.errors import InvalidSequence, ShapeError, UnsupportedDtype

@@ -1,5 +1,4 @@
 from libc.stdint cimport int32_t, int64_t
-from libcpp.vector cimport vector
 
 from pagecore.cache.sequences._cross_contents cimport CrossContent
 from pagecore.cache.sequences._sequence cimport Sequence
@@ -11,6 +10,7 @@ from pagecore.cache.step._tree cimport StepTree
 from pagecore.index.states._state_buffers cimport StateBuffers
 from pagecore.index.tables._block_tables_native cimport BlockCopy, Int32s
 from pagecore.index.tables._step_buffers cimport StepBuffers
+from pagecore.native.std cimport vector
 
 
 cdef class StepRecord:

@@ -2,7 +2,6 @@
 
 from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memcpy
-from libcpp.vector cimport vector
 
 from pagecore.cache.sequences._cross_contents cimport CrossContent
 from pagecore.cache.sequences._sequence cimport Sequence
@@ -12,6 +11,7 @@ from pagecore.index._integers cimport new_int32, new_int64
 from pagecore.index.states._state_buffers cimport StateBuffers
 from pagecore.index.tables._block_tables_native cimport BlockCopy, Int32s
 from pagecore.index.tables._step_buffers cimport StepBuffers
+from pagecore.native.std cimport vector
 
 from pagecore.errors import InvalidSequence
 

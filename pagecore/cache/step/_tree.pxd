@@ -1,11 +1,11 @@
 # Trees of a step; see _tree.pyx.
 from libc.stdint cimport int32_t, int64_t
-from libcpp.vector cimport vector
 
 from pagecore.cache.step._plan cimport StepPlan
 from pagecore.index._integers cimport Slots
 from pagecore.index.states._state_buffers cimport StateBuffers
 from pagecore.index.tables._step_buffers cimport StepBuffers
+from pagecore.native.std cimport vector
 
 
 cdef class StepTree:

@@ -4,7 +4,6 @@ An output goes to a space with its last sequence on the device, and comes back w
 """
 
 from libc.stdint cimport int32_t, int64_t
-from libcpp.vector cimport vector
 
 from pagecore.cache.sequences._cross_contents cimport CrossContent, CrossContents
 from pagecore.cache.sequences._sequence cimport Sequence
@@ -13,6 +12,7 @@ from pagecore.cache.state._stored cimport StoredBlocks
 from pagecore.cache.step._cross cimport contents_to_write
 from pagecore.cache.swap._transfer cimport Transfer, plan_transfers
 from pagecore.index.tables._block_tables_native cimport Int32s
+from pagecore.native.std cimport vector
 
 
 cdef Transfer plan_departure(CacheState state, list sequences, space, tuple pools):

@@ -5,8 +5,6 @@ by calls that cannot fail; see `CacheState`.
 """
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
-from libcpp.span cimport span
-from libcpp.vector cimport vector
 
 from pagecore.cache.prefix._evict cimport free_blocks, free_slots
 from pagecore.cache.prefix._publish cimport number_namespaces, publish
@@ -26,6 +24,7 @@ from pagecore.cache.swap._transfer cimport Transfer, needed_by, plan_transfers
 from pagecore.index._integers cimport const_int32
 from pagecore.index.pools._block_pool cimport BlockPool
 from pagecore.index.tables._block_tables_native cimport Int32s
+from pagecore.native.std cimport span, vector
 
 from pagecore.cache.sequences._sequence import as_list
 from pagecore.errors import InvalidSequence, OutOfBlocks, OutOfRows

@@ -1,7 +1,7 @@
 from libc.stdint cimport int32_t
-from libcpp.vector cimport vector
 
 from pagecore.cache.state._stored cimport StoredBlocks
+from pagecore.native.std cimport vector
 
 
 cdef class Transfer:

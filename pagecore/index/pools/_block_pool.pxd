@@ -1,9 +1,7 @@
 from libc.stdint cimport int32_t, int64_t
-from libcpp.memory cimport shared_ptr
-from libcpp.span cimport span
-from libcpp.vector cimport vector
 
 from pagecore.index._integers cimport const_int32
+from pagecore.native.std cimport shared_ptr, span, vector
 from pagecore.native.translate cimport raise_python_error
 
 

@@ -2,10 +2,9 @@
 
 from cython.operator cimport dereference as deref
 from libc.stdint cimport int32_t, int64_t
-from libcpp.span cimport span
-from libcpp.vector cimport vector
 
 from pagecore.index._integers cimport Integers, as_int64, as_integers, const_int32, new_int32
+from pagecore.native.std cimport span, vector
 
 from pagecore.errors import InvalidBlock, OutOfBlocks, ShapeError, UnsupportedOption, shown
 

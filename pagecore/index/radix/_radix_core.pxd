@@ -1,5 +1,4 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t
-from libcpp.vector cimport vector
 
 from pagecore.index.radix._radix_native cimport NativeInserted, NativeRadixTree, NativeReceipt, ReceiptPointer
 from pagecore.index.radix._radix_query cimport (
@@ -12,6 +11,7 @@ from pagecore.index.radix._radix_query cimport (
     States,
 )
 from pagecore.index.radix._radix_values cimport Match
+from pagecore.native.std cimport vector
 
 
 cdef class Receipt:

@@ -12,7 +12,6 @@ memory runs out inside one, Cython frees an element twice.
 cimport cython
 from libc.math cimport INFINITY
 from libc.stdint cimport int32_t, int64_t, uint32_t
-from libcpp.vector cimport vector
 
 from pagecore.index._integers cimport as_int64
 from pagecore.index._sealed cimport seal
@@ -29,6 +28,7 @@ from pagecore.index.radix._radix_query cimport (
     read_hint,
 )
 from pagecore.index.radix._radix_values cimport array_of
+from pagecore.native.std cimport vector
 
 from pagecore.errors import (
     DoubleFree,

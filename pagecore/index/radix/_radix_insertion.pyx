@@ -1,7 +1,6 @@
 """Insertions into the prefix tree: one sequence, the growth of a pinned one, and all sequences of a step."""
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
-from libcpp.vector cimport vector
 
 from pagecore.index._integers cimport as_int64
 from pagecore.index.radix._radix_core cimport Receipt, as_receipt
@@ -17,6 +16,7 @@ from pagecore.index.radix._radix_query cimport (
     read_insertion,
 )
 from pagecore.index.radix._radix_values cimport Inserted
+from pagecore.native.std cimport vector
 
 from collections.abc import Mapping
 

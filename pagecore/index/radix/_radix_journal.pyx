@@ -1,13 +1,13 @@
 """The journal of a prefix tree, its changes as Python objects, and the content hashes that name blocks."""
 
 from libc.stdint cimport int64_t, uint64_t
-from libcpp.vector cimport vector
 
 from pagecore.index._integers cimport as_int64, own
 from pagecore.index.radix._namespace_key cimport root_of
 from pagecore.index.radix._radix_insertion cimport RadixInsertion
 from pagecore.index.radix._radix_native cimport hash_block
 from pagecore.index.radix._radix_query cimport Digest, Marks, Prefix, read_prefix
+from pagecore.native.std cimport vector
 
 import numpy as np
 

@@ -3,14 +3,13 @@
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport int32_t, int64_t
-from libcpp.span cimport span
-from libcpp.vector cimport vector
 
 from pagecore.index._integers cimport new_int32
 from pagecore.index.radix._radix_core cimport RadixCore, Receipt, as_receipt
 from pagecore.index.radix._radix_native cimport NativeMatch
 from pagecore.index.radix._radix_query cimport Prefix, RetentionHint, as_list, as_time, read_hint, read_prefix
 from pagecore.index.radix._radix_values cimport Match
+from pagecore.native.std cimport span, vector
 
 from pagecore.errors import DoubleFree, ShapeError
 

@@ -1,10 +1,9 @@
 # Declarations of radix/tree.hpp and radix/journal.hpp.
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
-from libcpp.span cimport span
-from libcpp.vector cimport vector
 
 from pagecore.index.radix._radix_query cimport Mark, Marks, Offer, Query, RetentionHint
+from pagecore.native.std cimport span, vector
 from pagecore.native.translate cimport raise_python_error
 
 cdef extern from "pagecore/index/radix/tree/journal.hpp" namespace "pagecore::radix" nogil:

@@ -1,10 +1,10 @@
 """Arguments with which a prefix tree is made."""
 
 from libc.stdint cimport int64_t
-from libcpp.vector cimport vector
 
 from pagecore.index._integers cimport as_int64
 from pagecore.index.radix._radix_native cimport Options, Policy
+from pagecore.native.std cimport vector
 
 from pagecore.errors import UnsupportedDtype, UnsupportedOption, shown
 

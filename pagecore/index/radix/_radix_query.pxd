@@ -1,8 +1,7 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t
-from libcpp.span cimport span
-from libcpp.vector cimport vector
 
 from pagecore.index._integers cimport Integers, const_int32
+from pagecore.native.std cimport span, vector
 
 ctypedef const int32_t* Int32Pointer
 

@@ -4,11 +4,11 @@ cimport cython
 from libc.math cimport INFINITY, NAN, isfinite
 from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memcpy
-from libcpp.vector cimport vector
 
 from pagecore.index._integers cimport Integers, as_int64, borrowed_integers, own
 from pagecore.index._sealed cimport seal
 from pagecore.index.radix._namespace_key cimport key_of
+from pagecore.native.std cimport vector
 
 from operator import index
 

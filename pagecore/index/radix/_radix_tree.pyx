@@ -1,7 +1,6 @@
 """Prefix tree: finds the blocks that hold a prefix computed before, pins them, and chooses what to evict."""
 
 from libc.stdint cimport int32_t, int64_t
-from libcpp.vector cimport vector
 
 from pagecore.index._integers cimport as_int64
 from pagecore.index.radix._namespace_key cimport key_of
@@ -10,6 +9,7 @@ from pagecore.index.radix._radix_journal cimport RadixJournal
 from pagecore.index.radix._radix_native cimport ReceiptPointer
 from pagecore.index.radix._radix_query cimport Prefix, as_list, as_time, read_prefix
 from pagecore.index.radix._radix_values cimport Evicted
+from pagecore.native.std cimport vector
 
 from pagecore.errors import ShapeError
 

@@ -1,5 +1,6 @@
 from libc.stdint cimport int32_t, int64_t
-from libcpp.vector cimport vector
+
+from pagecore.native.std cimport vector
 
 
 cdef class Match:

@@ -3,9 +3,9 @@
 cimport cython
 from libc.stdint cimport int32_t
 from libc.string cimport memcpy
-from libcpp.vector cimport vector
 
 from pagecore.index._integers cimport new_int32
+from pagecore.native.std cimport vector
 
 
 cdef object array_of(const vector[int32_t]& ids):

@@ -1,9 +1,8 @@
 from libc.stdint cimport int32_t, int64_t
-from libcpp.memory cimport unique_ptr
-from libcpp.span cimport span
 
 from pagecore.index._integers cimport const_int32, const_int64
 from pagecore.index.tables._step_buffers cimport SlotType
+from pagecore.native.std cimport span, unique_ptr
 from pagecore.native.translate cimport raise_python_error
 
 

@@ -2,7 +2,6 @@
 
 from cython.operator cimport dereference as deref
 from libc.stdint cimport int32_t, int64_t
-from libcpp.span cimport span
 
 from pagecore.index._integers cimport (
     Integers,
@@ -18,6 +17,7 @@ from pagecore.index._integers cimport (
 )
 from pagecore.index._native_view cimport view_of
 from pagecore.index.tables._step_buffers cimport SlotType
+from pagecore.native.std cimport span
 
 from pagecore.errors import InvalidBlock, InvalidSequence, OutOfRows, ShapeError, UnsupportedDtype
 

@@ -1,10 +1,9 @@
 from libc.stdint cimport int32_t, int64_t
-from libcpp.memory cimport shared_ptr, unique_ptr
-from libcpp.span cimport span
 
 from pagecore.index._integers cimport const_int32, const_int64
 from pagecore.index.pools._block_pool cimport BlockPool, NativeBlockPool
 from pagecore.index.tables._step_buffers cimport SlotsOut
+from pagecore.native.std cimport shared_ptr, span, unique_ptr
 from pagecore.native.translate cimport raise_python_error
 
 

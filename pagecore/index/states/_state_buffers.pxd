@@ -1,8 +1,7 @@
 from libc.stdint cimport int32_t, int64_t
-from libcpp.memory cimport unique_ptr
-from libcpp.vector cimport vector
 
 from pagecore.index.tables._block_tables_native cimport BlockCopy
+from pagecore.native.std cimport unique_ptr, vector
 from pagecore.native.translate cimport raise_python_error
 
 

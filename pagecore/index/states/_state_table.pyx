@@ -2,7 +2,6 @@
 
 from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memcpy
-from libcpp.vector cimport vector
 
 from pagecore.index._integers cimport Integers, as_counts, as_int64, as_integers, as_row, new_int32
 from pagecore.index.states._state_buffers cimport StateBuffers
@@ -10,6 +9,7 @@ from pagecore.index.states._state_table_core cimport StateTableCore
 from pagecore.index.tables._block_tables_core cimport view
 from pagecore.index.tables._block_tables_native cimport BlockCopy, Int32s
 from pagecore.index.tables._step_buffers cimport StepBuffers
+from pagecore.native.std cimport vector
 
 from pagecore.errors import InvalidSequence, UnsupportedDtype, UnsupportedOption
 

@@ -1,6 +1,4 @@
 from libc.stdint cimport int32_t, int64_t
-from libcpp.memory cimport unique_ptr
-from libcpp.vector cimport vector
 
 from pagecore.index._integers cimport Integers
 from pagecore.index.pools._block_pool cimport BlockPool
@@ -8,6 +6,7 @@ from pagecore.index.states._state_buffers cimport StateBuffers
 from pagecore.index.states._state_table_native cimport NativeStateTable
 from pagecore.index.tables._block_tables cimport BlockTables
 from pagecore.index.tables._block_tables_native cimport BlockCopy, Int32s
+from pagecore.native.std cimport unique_ptr, vector
 
 
 cdef class StateTableCore:

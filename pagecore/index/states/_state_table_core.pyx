@@ -7,9 +7,6 @@ native library is linked once.
 from cython.operator cimport dereference as deref
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from libc.string cimport memcpy, memset
-from libcpp.memory cimport shared_ptr
-from libcpp.span cimport span
-from libcpp.vector cimport vector
 
 from pagecore.index._integers cimport Integers, address_of, as_int64, as_row, new_int32
 from pagecore.index.pools._block_pool cimport BlockPool, NativeBlockPool
@@ -18,6 +15,7 @@ from pagecore.index.states._state_table_native cimport NativeStateTable, StateOp
 from pagecore.index.tables._block_tables cimport BlockTables
 from pagecore.index.tables._block_tables_core cimport view
 from pagecore.index.tables._block_tables_native cimport BlockCopy, Int32s
+from pagecore.native.std cimport shared_ptr, span, vector
 
 import math
 

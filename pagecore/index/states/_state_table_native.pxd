@@ -1,12 +1,10 @@
 # Declarations of state_table.hpp.
 from libc.stdint cimport int32_t, int64_t
-from libcpp.memory cimport shared_ptr
-from libcpp.span cimport span
-from libcpp.vector cimport vector
 
 from pagecore.index.pools._block_pool cimport NativeBlockPool
 from pagecore.index.states._state_buffers cimport NativeStateBuffers
 from pagecore.index.tables._block_tables_native cimport BlockCopy, Int32s
+from pagecore.native.std cimport shared_ptr, span, vector
 from pagecore.native.translate cimport raise_python_error
 
 

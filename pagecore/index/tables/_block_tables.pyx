@@ -1,12 +1,11 @@
 """Block tables: the blocks that hold the tokens of each sequence."""
 
 from libc.stdint cimport int32_t, int64_t
-from libcpp.span cimport span
-from libcpp.vector cimport vector
 
 from pagecore.index._integers cimport Integers, as_counts, as_int64, as_integers, as_row, const_int32
 from pagecore.index.tables._block_tables_core cimport as_tuple, view
 from pagecore.index.tables._table_steps cimport TableSteps
+from pagecore.native.std cimport span, vector
 
 from pagecore.errors import InvalidBlock, InvalidSequence, ShapeError, UnsupportedOption
 

@@ -1,11 +1,9 @@
 from libc.stdint cimport int32_t, int64_t
-from libcpp.memory cimport unique_ptr
-from libcpp.span cimport span
-from libcpp.vector cimport vector
 
 from pagecore.index._integers cimport Integers, const_int32
 from pagecore.index.tables._block_tables_native cimport BlockCopy, ChangedEntry, Int32s, NativeBlockTables
 from pagecore.index.tables._step_buffers cimport SlotsOut, StepBuffers
+from pagecore.native.std cimport span, unique_ptr, vector
 
 
 cdef class TablesCore:

@@ -7,9 +7,6 @@ native tables, so that the native library is linked once.
 from cython.operator cimport dereference as deref
 from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memcpy
-from libcpp.memory cimport shared_ptr
-from libcpp.span cimport span
-from libcpp.vector cimport vector
 
 from pagecore.index._integers cimport (
     Integers,
@@ -25,6 +22,7 @@ from pagecore.index._native_view cimport view_of
 from pagecore.index.pools._block_pool cimport BlockPool, NativeBlockPool
 from pagecore.index.tables._block_tables_native cimport BlockCopy, ChangedEntry, DenseTable, Int32s, NativeBlockTables
 from pagecore.index.tables._step_buffers cimport SlotsOut, StepBuffers
+from pagecore.native.std cimport shared_ptr, span, vector
 
 from pagecore.errors import InvalidSequence, ShapeError, UnsupportedOption
 

@@ -1,12 +1,10 @@
 # Declarations of block_tables.hpp.
 from libc.stdint cimport int32_t, int64_t
-from libcpp.memory cimport shared_ptr
-from libcpp.span cimport span
-from libcpp.vector cimport vector
 
 from pagecore.index._integers cimport const_int32
 from pagecore.index.pools._block_pool cimport NativeBlockPool
 from pagecore.index.tables._step_buffers cimport NativeStepBuffers, SlotsOut
+from pagecore.native.std cimport shared_ptr, span, vector
 from pagecore.native.translate cimport raise_python_error
 
 

@@ -1,6 +1,6 @@
 from libc.stdint cimport int32_t, int64_t, uint64_t
-from libcpp.memory cimport unique_ptr
 
+from pagecore.native.std cimport unique_ptr
 from pagecore.native.translate cimport raise_python_error
 
 

@@ -1,8 +1,8 @@
 from libc.stdint cimport int32_t, int64_t
-from libcpp.vector cimport vector
 
 from pagecore.index._integers cimport Integers
 from pagecore.index.tables._block_tables_core cimport TablesCore
+from pagecore.native.std cimport vector
 
 
 cdef class TableSteps(TablesCore):

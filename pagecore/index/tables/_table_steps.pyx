@@ -3,13 +3,12 @@
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport int32_t, int64_t
-from libcpp.span cimport span
-from libcpp.vector cimport vector
 
 from pagecore.index._integers cimport Integers, address_of, as_counts, as_int64, as_integers, writable
 from pagecore.index.tables._block_tables_core cimport TablesCore, as_tuple, view
 from pagecore.index.tables._block_tables_native cimport BlockCopy, ChangedEntry
 from pagecore.index.tables._step_buffers cimport SlotsOut, SlotType, StepBuffers
+from pagecore.native.std cimport span, vector
 
 import numpy as np
 

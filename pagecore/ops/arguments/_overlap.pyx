@@ -5,10 +5,10 @@ Kernels write in an unspecified order on several threads, so the result of overl
 """
 
 from libc.stdint cimport int64_t
-from libcpp.vector cimport vector
 
 from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.arrays.views.overlap cimport Layout, SharedPair, find_shared, overlap, overlaps_itself
+from pagecore.native.std cimport vector
 
 from pagecore.errors import ShapeError, UnsupportedOption
 

@@ -1,7 +1,7 @@
 # Blocks that are converted between formats; see _conversions.pyx.
-from libcpp.vector cimport vector
 
 from pagecore.arrays.tensors._tensor cimport Tensor
+from pagecore.native.std cimport vector
 from pagecore.ops.arguments._place cimport Place
 from pagecore.ops.cpu.codecs.conversions cimport BlockConversion, LatentConversion
 from pagecore.ops.cuda.codecs._convert cimport DeviceConversions

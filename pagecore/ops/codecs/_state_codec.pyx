@@ -1,10 +1,10 @@
 """quantize_state and dequantize_state: recurrent states as int8 codes with a scale for each key, for checkpoints."""
 
 from libc.stdint cimport int8_t, int64_t
-from libcpp.vector cimport vector
 
 from pagecore.arrays.dtypes.codes cimport CPU, FLOAT32, INT8, INT64, LAST_FLOAT, DType
 from pagecore.arrays.tensors._tensor cimport Tensor
+from pagecore.native.std cimport vector
 from pagecore.ops._threads cimport threads_of_a_call
 from pagecore.ops.arguments._checks cimport any_tensor, check_aligned, check_result, check_writable
 from pagecore.ops.arguments._overlap cimport check_apart

@@ -3,8 +3,8 @@
 # The caller has checked ranks, shapes, dtypes, devices and contiguous last axes. The contents of index arrays (ids,
 # slots, lengths) and of the plan are checked here, before anything is written.
 from libc.stdint cimport int64_t
-from libcpp.vector cimport vector
 
+from pagecore.native.std cimport vector
 from pagecore.ops.args cimport BlockArray, Cache, Indices, MergeArgs, WriteArgs
 from pagecore.ops.cpu.args cimport AttentionArgs, Codec, HostCalls, PackedSequences
 from pagecore.ops.cpu.codecs.conversions cimport BlockConversion, LatentConversion

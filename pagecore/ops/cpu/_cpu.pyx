@@ -4,8 +4,10 @@ This module alone links the kernels. Those in `calls` fill the arguments from Te
 """
 
 from libc.stdint cimport int64_t
-from libcpp.vector cimport vector
+from libcpp.string cimport string
 
+from pagecore.native.std cimport vector
+from pagecore.native.translate cimport raise_python_error
 from pagecore.ops._threads cimport threads_of_a_call
 from pagecore.ops.args cimport BlockArray, Cache, Indices, MergeArgs, WriteArgs
 from pagecore.ops.cpu.args cimport (
@@ -14,9 +16,7 @@ from pagecore.ops.cpu.args cimport (
     HostCalls,
     PackedSequences,
     PlanView,
-    choose_isa,
     current_isa,
-    list_isas,
     native_calls,
     run_attention,
     run_check_attention,
@@ -73,6 +73,10 @@ from pagecore.ops.cpu.sparse.select cimport (
 from pagecore.ops.planning._plan cimport AttentionPlan
 
 from pagecore.errors import UnsupportedOption, shown
+
+cdef extern from "pagecore/ops/cpu/dispatch.hpp" namespace "pagecore::cpu" nogil:
+    void choose_isa "pagecore::cpu::set_isa"(const string& name) except +raise_python_error
+    vector[string] list_isas "pagecore::cpu::available_isas"() except +raise_python_error
 
 
 # Fills the view of a plan that a call reads, and returns its address; NULL without a plan. The plan cannot be changed

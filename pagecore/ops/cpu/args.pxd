@@ -1,10 +1,9 @@
 # The host's own structs of args.hpp and the functions of ops.hpp, host_calls.hpp and dispatch.hpp, for _cpu.pyx.
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libcpp cimport bool as cbool
-from libcpp.string cimport string
-from libcpp.vector cimport vector
 
 from pagecore.arrays.dtypes.codes cimport DType
+from pagecore.native.std cimport vector
 from pagecore.native.translate cimport raise_python_error
 from pagecore.ops.args cimport (
     BlockArray,
@@ -148,5 +147,3 @@ cdef extern from "pagecore/ops/cpu/host_calls.hpp" namespace "pagecore::cpu" nog
 
 cdef extern from "pagecore/ops/cpu/dispatch.hpp" namespace "pagecore::cpu" nogil:
     const char* current_isa "pagecore::cpu::isa"() except +raise_python_error
-    void choose_isa "pagecore::cpu::set_isa"(const string& name) except +raise_python_error
-    vector[string] list_isas "pagecore::cpu::available_isas"() except +raise_python_error

@@ -1,8 +1,8 @@
 # Moves of tokens between slots of one pool; see _slot_moves.pyx.
 from libc.stdint cimport int64_t
-from libcpp.vector cimport vector
 
 from pagecore.arrays.tensors._tensor cimport Tensor
+from pagecore.native.std cimport vector
 from pagecore.ops.args cimport BlockArray
 from pagecore.ops.cpu.moves.slot_moves cimport BoundedKeys
 from pagecore.ops.cuda.sparse._sparse cimport DeviceMoves

@@ -1,7 +1,7 @@
 from libc.stdint cimport int32_t, int64_t
-from libcpp.vector cimport vector
 
 from pagecore.arrays.tensors._tensor cimport Tensor
+from pagecore.native.std cimport vector
 from pagecore.ops.cuda.plan._plan cimport CudaPlan
 from pagecore.ops.plan cimport Plan
 

@@ -2,9 +2,9 @@
 
 cimport cython
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
-from libcpp.vector cimport vector
 
 from pagecore.arrays.tensors._tensor cimport Tensor
+from pagecore.native.std cimport vector
 from pagecore.ops._threads cimport threads_of_a_call
 from pagecore.ops.arguments._indices cimport index_tensor
 from pagecore.ops.arguments._numbers cimport read_flag

@@ -1,10 +1,10 @@
 """Sparse selection: scores of blocks or tokens by summaries of their keys."""
 
 from libc.stdint cimport int32_t, int64_t
-from libcpp.vector cimport vector
 
 from pagecore.arrays.dtypes.codes cimport CPU, FLOAT32
 from pagecore.arrays.tensors._tensor cimport Tensor
+from pagecore.native.std cimport vector
 from pagecore.ops.args cimport cache_array, index_array, table_array, token_array
 from pagecore.ops.arguments._checks cimport check_length, float_tensor
 from pagecore.ops.arguments._indices cimport given_indices

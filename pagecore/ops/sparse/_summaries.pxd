@@ -1,8 +1,8 @@
 # Summaries of keys (bounds of blocks, labels of tokens) that a write keeps up; see _summaries.pyx.
 from libc.stdint cimport int32_t, int64_t
-from libcpp.vector cimport vector
 
 from pagecore.arrays.tensors._tensor cimport Tensor
+from pagecore.native.std cimport vector
 from pagecore.ops.args cimport Cache
 from pagecore.ops.arguments._place cimport Place
 from pagecore.ops.cpu.sparse.select cimport SummaryArgs

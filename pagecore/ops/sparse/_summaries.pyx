@@ -1,10 +1,10 @@
 """Summaries of keys for sparse selection: checks of the planes that `write_kv` keeps up."""
 
 from libc.stdint cimport int32_t, int64_t
-from libcpp.vector cimport vector
 
 from pagecore.arrays.dtypes.codes cimport CPU, INT32, INT64, DType
 from pagecore.arrays.tensors._tensor cimport Tensor, as_tensor, contiguous
+from pagecore.native.std cimport vector
 from pagecore.ops.args cimport Cache, cache_array, index_array, token_array
 from pagecore.ops.arguments._checks cimport check_aligned, check_length, check_rank, check_writable, float_tensor
 from pagecore.ops.arguments._indices cimport given_indices, viewed

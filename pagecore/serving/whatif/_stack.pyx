@@ -2,11 +2,9 @@
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libcpp cimport bool as cbool
-from libcpp.memory cimport unique_ptr
-from libcpp.span cimport span
-from libcpp.vector cimport vector
 from cython.operator cimport dereference as deref
 
+from pagecore.native.std cimport span, unique_ptr, vector
 from pagecore.native.translate cimport raise_python_error
 
 import numpy as np

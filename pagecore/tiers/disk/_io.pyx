@@ -4,10 +4,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy
 from libcpp cimport bool as cbool
-from libcpp.memory cimport shared_ptr, unique_ptr
-from libcpp.span cimport span
 from libcpp.utility cimport move
-from libcpp.vector cimport vector
 
 import os
 
@@ -15,6 +12,7 @@ import numpy as np
 
 from pagecore.errors import ShapeError
 
+from pagecore.native.std cimport shared_ptr, span, unique_ptr, vector
 from pagecore.native.translate cimport raise_python_error
 
 ctypedef const uint8_t const_uint8

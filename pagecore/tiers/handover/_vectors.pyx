@@ -1,7 +1,8 @@
 """Move pieces of memory through sockets, and sum their bytes, without the GIL."""
 
 from libc.stdint cimport int64_t, uint8_t, uint64_t
-from libcpp.span cimport span
+
+from pagecore.native.std cimport span
 
 from pagecore.errors import ShapeError
 

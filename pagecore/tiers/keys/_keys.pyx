@@ -1,12 +1,12 @@
 """Content keys and sums of payloads, by xxHash."""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
-from libcpp.span cimport span
 
 import numpy as np
 
 from pagecore.errors import ShapeError
 
+from pagecore.native.std cimport span
 from pagecore.native.translate cimport raise_python_error
 
 ctypedef const uint8_t const_uint8

@@ -1,9 +1,9 @@
 """Writes, copies and gathers on the host: Tensors become arguments of the kernels."""
 
 from libc.stdint cimport INT64_MAX, int64_t
-from libcpp.vector cimport vector
 
 from pagecore.arrays.tensors._tensor cimport Tensor
+from pagecore.native.std cimport vector
 from pagecore.ops.args cimport (
     BlockArray,
     WriteArgs,

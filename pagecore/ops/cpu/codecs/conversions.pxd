@@ -1,8 +1,8 @@
 # The structs and functions of conversions.hpp.
 from libc.stdint cimport int64_t
 from libcpp cimport bool as cbool
-from libcpp.vector cimport vector
 
+from pagecore.native.std cimport vector
 from pagecore.native.translate cimport raise_python_error
 from pagecore.ops.args cimport Cache, Indices
 from pagecore.ops.cpu.latent.latent cimport LatentCache

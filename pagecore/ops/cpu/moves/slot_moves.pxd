@@ -1,7 +1,7 @@
 # Declarations of slot_moves.hpp, for _cpu.pyx and _slot_moves.pyx.
 from libc.stdint cimport int64_t
-from libcpp.vector cimport vector
 
+from pagecore.native.std cimport vector
 from pagecore.ops.args cimport BlockArray, Cache
 
 

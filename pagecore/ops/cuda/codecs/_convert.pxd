@@ -2,9 +2,9 @@
 # on the device; kernels skip invalid pairs there.
 from libc.stdint cimport int32_t, int64_t
 from libcpp cimport bool as cbool
-from libcpp.vector cimport vector
 
 from pagecore.arrays.tensors._tensor cimport Tensor
+from pagecore.native.std cimport vector
 from pagecore.native.translate cimport raise_python_error
 from pagecore.ops.args cimport Cache, Indices
 from pagecore.ops.arguments._place cimport Place

@@ -1,7 +1,7 @@
 # Conversions of recurrent states on CUDA. The caller has checked planes and pairs: see state_launch.hpp.
 from libc.stdint cimport int64_t
-from libcpp.vector cimport vector
 
+from pagecore.native.std cimport vector
 from pagecore.ops.arguments._place cimport Place
 from pagecore.ops.state_plane cimport StatePlane
 

@@ -1,9 +1,9 @@
 """Bindings of the kernels that convert recurrent states."""
 
 from libc.stdint cimport int64_t, uintptr_t
-from libcpp.vector cimport vector
 
 from pagecore.arrays.dtypes.codes cimport FLOAT32, DType
+from pagecore.native.std cimport vector
 from pagecore.native.translate cimport raise_python_error
 from pagecore.ops.arguments._place cimport Place
 from pagecore.ops.cuda.launch cimport Grid

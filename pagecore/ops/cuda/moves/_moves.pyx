@@ -1,10 +1,10 @@
 """Bindings of the data-moving kernels: Tensors become parameter structs, and launches go to the stream of the call."""
 
 from libc.stdint cimport int32_t, int64_t, uintptr_t
-from libcpp.vector cimport vector
 
 from pagecore.arrays.dtypes.codes cimport CPU, DType
 from pagecore.arrays.tensors._tensor cimport Tensor, size_of
+from pagecore.native.std cimport vector
 from pagecore.native.translate cimport raise_python_error
 from pagecore.ops.args cimport (
     BlockArray,

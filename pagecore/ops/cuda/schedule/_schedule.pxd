@@ -1,8 +1,8 @@
 # The plan and the workspace of an attention call on CUDA; see _schedule.pyx.
 from libc.stdint cimport int32_t, int64_t, uint64_t
-from libcpp.vector cimport vector
 
 from pagecore.arrays.tensors._tensor cimport Tensor
+from pagecore.native.std cimport vector
 from pagecore.ops.arguments._place cimport Place
 from pagecore.ops.cuda.plan._plan cimport PcPlanLayout, Workspace
 from pagecore.ops.cuda.plan.abi_attention cimport PcAttentionParams

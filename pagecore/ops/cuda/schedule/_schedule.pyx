@@ -2,10 +2,10 @@
 
 from libc.stdint cimport int32_t, int64_t, uint64_t, uintptr_t
 from libc.string cimport memset
-from libcpp.vector cimport vector
 
 from pagecore.arrays.dtypes.codes cimport CPU, CUDA, UINT8
 from pagecore.arrays.tensors._tensor cimport Tensor
+from pagecore.native.std cimport vector
 from pagecore.ops.args cimport index_array
 from pagecore.ops.arguments._place cimport Place, are_on_host, new_at, new_result, to_device
 from pagecore.ops.arguments._windows cimport chunk_of

@@ -2,8 +2,8 @@
 # contents of arrays on the device, which the kernels clamp.
 from libc.stdint cimport int32_t, int64_t
 from libcpp cimport bool as cbool
-from libcpp.vector cimport vector
 
+from pagecore.native.std cimport vector
 from pagecore.native.translate cimport raise_python_error
 from pagecore.ops.args cimport BlockArray, Cache, Indices, Table, TokenArray
 from pagecore.ops.arguments._place cimport Place

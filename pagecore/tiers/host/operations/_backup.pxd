@@ -1,11 +1,11 @@
 from libc.stdint cimport int32_t, int64_t
-from libcpp.vector cimport vector
 
 from pagecore.cache.sequences._sequence cimport Sequence
 from pagecore.cache.state._state cimport CacheState
 from pagecore.cache.state._stored cimport StoredBlocks
 from pagecore.index.radix._radix_query cimport HintRange, RetentionHint
 from pagecore.index.radix._radix_tree cimport Receipt
+from pagecore.native.std cimport vector
 from pagecore.tiers.host.operations._index cimport HostIndex
 from pagecore.tiers.host.operations._lease cimport EntryLease, PrefixKey
 from pagecore.tiers.host.operations._path cimport Path

@@ -2,8 +2,6 @@
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from libc.string cimport memcpy
-from libcpp.span cimport span
-from libcpp.vector cimport vector
 
 from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.cache.prefix._publish cimport number_namespaces, publish_one
@@ -16,6 +14,7 @@ from pagecore.index._integers cimport new_int32
 from pagecore.index.radix._radix_query cimport HintRanges, Query, RetentionHint
 from pagecore.index.radix._radix_tree cimport NativeMatch
 from pagecore.index.radix._radix_values cimport array_of
+from pagecore.native.std cimport span, vector
 from pagecore.tiers.host.operations._index cimport HostIndex, space_of
 from pagecore.tiers.host.operations._lease cimport PrefixKey, spans_of, take_lease
 from pagecore.tiers.host.operations._path cimport Path, publish

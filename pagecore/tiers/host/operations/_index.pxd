@@ -1,10 +1,10 @@
 from libc.stdint cimport int32_t, int64_t
-from libcpp.vector cimport vector
 
 from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.index.pools._block_pool cimport BlockPool
 from pagecore.index.radix._radix_query cimport Query
 from pagecore.index.radix._radix_tree cimport RadixTree
+from pagecore.native.std cimport vector
 
 
 cdef class HostIndex:

@@ -1,13 +1,13 @@
 """The host's prefix tree and block pools, in agreement: the tree holds one reference to every block that it knows."""
 
 from libc.stdint cimport int32_t, int64_t
-from libcpp.vector cimport vector
 
 from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.index.pools._block_pool cimport BlockPool
 from pagecore.index.radix._namespace_key cimport key_of
 from pagecore.index.radix._radix_query cimport Prefix, RetentionHint, read_prefix
 from pagecore.index.radix._radix_tree cimport NativeMatch, RadixTree, Receipt
+from pagecore.native.std cimport vector
 
 import weakref
 

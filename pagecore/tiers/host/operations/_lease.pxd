@@ -1,9 +1,9 @@
 from libc.stdint cimport int32_t, int64_t
-from libcpp.vector cimport vector
 
 from pagecore.cache.state._stored cimport StoredBlocks
 from pagecore.index.radix._radix_query cimport Mark, Query
 from pagecore.index.radix._radix_tree cimport Receipt
+from pagecore.native.std cimport vector
 from pagecore.tiers.host.operations._index cimport HostIndex
 
 

@@ -2,7 +2,6 @@
 
 from libc.math cimport NAN
 from libc.stdint cimport int32_t, int64_t
-from libcpp.vector cimport vector
 
 from pagecore.cache.state._lock cimport Held
 from pagecore.cache.state._state cimport CacheState
@@ -20,6 +19,7 @@ from pagecore.index.radix._radix_query cimport (
     read_prefix,
 )
 from pagecore.index.radix._radix_tree cimport NativeMatch, Receipt
+from pagecore.native.std cimport vector
 from pagecore.tiers.host.operations._index cimport HostIndex, space_of
 from pagecore.tiers.host.operations._path cimport Path, publish
 

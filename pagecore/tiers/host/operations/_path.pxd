@@ -1,8 +1,8 @@
 from libc.stdint cimport int32_t, int64_t
-from libcpp.vector cimport vector
 
 from pagecore.index.radix._radix_query cimport HintRanges, Query, RetentionHint
 from pagecore.index.radix._radix_tree cimport RadixTree, Receipt
+from pagecore.native.std cimport vector
 from pagecore.tiers.host.operations._index cimport HostIndex
 
 

@@ -1,11 +1,10 @@
 """Pinned paths of a prefix tree, and the entries that a path of the host's tree takes."""
 
 from libc.stdint cimport int32_t, int64_t
-from libcpp.span cimport span
-from libcpp.vector cimport vector
 
 from pagecore.index.radix._radix_query cimport HintRanges, Int32Pointer, Int32s, Query, RetentionHint, State, States
 from pagecore.index.radix._radix_tree cimport NativeMatch, RadixTree
+from pagecore.native.std cimport span, vector
 from pagecore.tiers.host.operations._index cimport HostIndex, space_of
 
 from pagecore.errors import NotEnoughMemory

@@ -1,10 +1,10 @@
 from libc.stdint cimport int32_t, int64_t
-from libcpp.vector cimport vector
 
 from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.cache.state._state cimport CacheState
 from pagecore.cache.state._stored cimport StoredBlocks
 from pagecore.index.radix._radix_tree cimport NativeMatch, Receipt
+from pagecore.native.std cimport vector
 from pagecore.tiers.host.operations._index cimport HostIndex
 from pagecore.tiers.host.operations._lease cimport EntryHold, PrefixKey
 from pagecore.tiers.host.operations._path cimport Path

@@ -1,8 +1,6 @@
 """One promotion of a prefix from host blocks to device blocks: choice, room, copies and commit."""
 
 from libc.stdint cimport int32_t, int64_t
-from libcpp.span cimport span
-from libcpp.vector cimport vector
 
 from pagecore.cache.prefix._evict cimport free_blocks, free_slots, num_unused_states, subtract_evictable
 from pagecore.cache.state._state cimport CacheState
@@ -11,6 +9,7 @@ from pagecore.index.pools._block_pool cimport BlockPool
 from pagecore.index.radix._radix_query cimport HintRanges, Int32Pointer, Query, RetentionHint, State, States
 from pagecore.index.radix._radix_tree cimport NativeMatch, Receipt
 from pagecore.index.radix._radix_values cimport array_of
+from pagecore.native.std cimport span, vector
 from pagecore.tiers.host.operations._index cimport HostIndex, space_of
 from pagecore.tiers.host.operations._lease cimport EntryHold, PrefixKey
 from pagecore.tiers.host.operations._path cimport Path

@@ -7,7 +7,6 @@ still has of the path.
 """
 
 from libc.stdint cimport int32_t, int64_t
-from libcpp.vector cimport vector
 
 from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.cache.prefix._evict cimport evict, evict_states
@@ -16,6 +15,7 @@ from pagecore.cache.state._state cimport CacheState
 from pagecore.index.radix._namespace_key cimport key_of
 from pagecore.index.radix._radix_query cimport Mark
 from pagecore.index.radix._radix_values cimport array_of
+from pagecore.native.std cimport vector
 from pagecore.tiers.host.operations._backup cimport Backup
 from pagecore.tiers.host.operations._index cimport HostIndex
 from pagecore.tiers.host.operations._lease cimport PrefixKey, prefix_key

@@ -1,8 +1,8 @@
 from libc.stdint cimport int32_t, int64_t
-from libcpp.vector cimport vector
 
 from pagecore.cache.state._state cimport CacheState
 from pagecore.index.radix._radix_query cimport Mark
+from pagecore.native.std cimport vector
 from pagecore.tiers.host.operations._backup cimport Backup
 from pagecore.tiers.host.operations._index cimport HostIndex
 from pagecore.tiers.host.operations._lease cimport EntryLease, PrefixKey

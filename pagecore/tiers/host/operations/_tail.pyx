@@ -2,13 +2,13 @@
 
 from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memcmp
-from libcpp.vector cimport vector
 
 from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.cache.state._state cimport CacheState
 from pagecore.index.radix._radix_query cimport Mark, Query
 from pagecore.index.radix._radix_tree cimport NativeMatch, RadixTree
 from pagecore.index.radix._radix_values cimport array_of
+from pagecore.native.std cimport vector
 from pagecore.tiers.host.operations._backup cimport Backup
 from pagecore.tiers.host.operations._index cimport HostIndex, space_of
 from pagecore.tiers.host.operations._lease cimport EntryLease, PrefixKey, take_lease
