@@ -93,6 +93,7 @@ def run(bench: Bench, _options: argparse.Namespace) -> None:
     """Time decode steps, steps with drafts, then requests from arrival to end."""
     _decode(bench)
     _verify(bench)
+    _wait(bench)
     _requests(bench)
 
 
@@ -178,6 +179,30 @@ def _verify(bench: Bench) -> None:
         rounds=rounds,
         sizes={"rows": rows, "block_size": BLOCK, "drafts": DRAFTS},
     )
+
+
+def _wait(bench: Bench) -> None:
+    """Time what a device may wait for with overlap and drafts: the commit of a step, and the schedule of the next."""
+    for rows, steps in bench.pick([(1, 400), (256, 400)], [(8, 20)]):
+        length = 2 * PROMPT + steps * (1 + DRAFTS)
+        scheduler = Ours(rows, rows * (length // BLOCK + 1) + 1, rows * PROMPT, overlap=True).scheduler
+        for number in range(rows):
+            scheduler.add(Request(number, np.full(PROMPT - number % BLOCK, number, np.int32), length - PROMPT))
+        last, ids = scheduler.schedule(), np.zeros(rows, np.int32)
+        assert last is not None
+        scheduler.commit(last)
+        accepted, times = np.array([1 + number % (1 + DRAFTS) for number in range(rows)]), []
+        for _ in range(steps):
+            start = time.thread_time()
+            step = scheduler.schedule(DRAFTS)
+            spent = time.thread_time() - start
+            assert step is not None
+            scheduler.accept(last, ids)
+            start = time.thread_time()
+            scheduler.commit(step, accepted)
+            times.append(1e6 * (spent + time.thread_time() - start))
+            last, ids = step, np.zeros((rows, 1 + DRAFTS), np.int32)
+        bench.fact(f"commit and schedule, {rows} running, {DRAFTS} drafts each", times, "us")
 
 
 def _requests(bench: Bench) -> None:

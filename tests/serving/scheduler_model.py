@@ -422,9 +422,6 @@ class SchedulerModel:
             self.cache.commit(self.batch)
         else:
             self.cache.commit(self.batch, accepted[: step.num_decodes] + step.counts[step.num_decodes :])
-            for row, most, count in zip(step.rows[: step.num_decodes], step.counts, accepted, strict=False):
-                if row.sequence is not None and most > 1:
-                    self.drafted = [a + b for a, b in zip(self.drafted, (1, most - 1, count - 1), strict=True)]
         for row in step.rows[step.num_decodes :]:
             row.is_prompt = row.sequence is not None and row.sequence.num_computed_tokens < len(row.tokens)
         for row in step.outputs:
@@ -437,9 +434,12 @@ class SchedulerModel:
                 row.samples, row.forked = 1, 1
                 row.siblings = []
         self.prompt_steps += step.num_decodes < len(step.rows)
-        step.is_committed = True
+        step.is_committed, step.gained = True, accepted or []
 
     def accept(self, step, ids, flags):
+        for row, most, count in zip(step.rows[: step.num_decodes], step.counts, step.gained, strict=False):
+            if row.sequence is not None and most > 1:
+                self.drafted = [a + b for a, b in zip(self.drafted, (1, most - 1, count - 1), strict=True)]
         finished = []
         for row, gained, flag in zip(step.outputs, ids, flags, strict=True):
             if row.sequence is None:

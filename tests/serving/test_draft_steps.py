@@ -155,6 +155,7 @@ def test_a_run_gains_its_accepted_drafts_and_one_more_token():
     step = scheduler.schedule(3)
     scheduler.commit(step, [3, 1])
     assert step.accepted == [3, 1]
+    assert scheduler.speculation == Speculation()  # counted by `accept`, for which no device waits
     assert scheduler.accept(step, [[7, 8, 9], [4]]) == []
     assert [run.num_generated for run in runs] == [4, 2]
     assert [run.held.num_tokens - run.held.num_computed_tokens for run in runs] == [1, 1]
@@ -243,6 +244,16 @@ def test_a_run_cancelled_in_flight_may_have_any_ids():
     scheduler.accept(step, [[], [7, 8, 9]])
     assert (runs[0].num_generated, runs[1].num_generated) == (1, 4)
     assert scheduler.speculation == Speculation(1, 2, 2, (1, 1))
+
+
+def test_drafts_of_a_run_that_takes_none_of_its_ids_are_not_counted():
+    scheduler, runs = decoding(5, 6)
+    step = scheduler.schedule(2)
+    scheduler.commit(step, [2, 3])
+    for run in runs:
+        scheduler.cancel(run)
+    scheduler.accept(step, [[1, 2], [7, 8, 9]])
+    assert scheduler.speculation == Speculation()
 
 
 def test_an_abandoned_step_forgets_its_drafts():

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, repeat
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pagecore.serving.scheduling.request import Run, State
-from pagecore.serving.scheduling.step import no_indices
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from pagecore.serving.scheduling.admission import StepRows
     from pagecore.serving.scheduling.step import Step
 
-__all__ = ["find_drafts", "find_ended", "find_unknown", "list_outputs", "sort_outputs"]
+__all__ = ["find_decodes", "find_drafts", "find_ended", "find_unknown", "list_outputs", "sort_outputs"]
 
 
 def list_outputs(rows: StepRows, owner: object) -> tuple[list[Run], list[int], list[Run]]:
@@ -42,32 +41,28 @@ def list_outputs(rows: StepRows, owner: object) -> tuple[list[Run], list[int], l
     return outputs, output_rows, unsampled
 
 
-def find_unknown(rows: StepRows, previous: Step | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the positions of the ids that the step before samples, and the outputs of that step which give them.
-
-    Decodes come first in a batch, each with its unknown token and its drafts.
-    """
-    if previous is None or not rows.num_decodes:
-        return no_indices(), no_indices()
-    positions = np.arange(rows.num_decodes)
-    decodes = rows.runs[: rows.num_decodes]
-    if rows.has_drafts:
-        positions += np.cumsum([0, *(count - 1 for count in rows.counts[: rows.num_decodes - 1])])
-    if decodes == previous.outputs[: rows.num_decodes]:
-        return positions, np.arange(rows.num_decodes)
-    places = {run: place for place, run in enumerate(previous.outputs)}
-    return positions, np.fromiter(map(places.__getitem__, decodes), np.int64, rows.num_decodes)
-
-
-def find_drafts(rows: StepRows) -> NDArray[np.int64]:
-    """Return the positions of the drafts of a step."""
+def find_decodes(rows: StepRows) -> NDArray[np.int64]:
+    """Return the positions of the last tokens of the decodes, which come first in a batch, each with its drafts."""
     if not rows.has_drafts:
-        return no_indices()
-    ends = np.fromiter(accumulate(rows.decode_counts), np.int64, rows.num_decodes)
-    is_draft = np.ones(ends[-1], np.bool_)
-    is_draft[0] = False
-    is_draft[ends[:-1]] = False
-    return np.flatnonzero(is_draft)
+        return np.arange(rows.num_decodes)
+    counts = np.array(rows.decode_counts, np.int64)
+    return counts.cumsum() - counts
+
+
+def find_unknown(rows: StepRows, previous: Step) -> NDArray[np.int64]:
+    """Return the outputs of the step before that give the decodes their ids."""
+    decodes = rows.runs[: rows.num_decodes]
+    if decodes == previous.outputs[: rows.num_decodes]:
+        return np.arange(rows.num_decodes)
+    places = {run: place for place, run in enumerate(previous.outputs)}
+    return np.fromiter(map(places.__getitem__, decodes), np.int64, rows.num_decodes)
+
+
+def find_drafts(rows: StepRows, decodes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the positions of the drafts of a step, which has some; `decodes` are those of `find_decodes`."""
+    is_draft = np.ones(decodes[-1] + rows.counts[rows.num_decodes - 1], np.bool_)
+    is_draft[decodes] = False
+    return is_draft.nonzero()[0]
 
 
 def find_ended(step: Step, tokens: NDArray[np.int32], flags: NDArray[np.bool_] | None) -> list[bool]:

@@ -205,12 +205,6 @@ class Roster(WaitingRuns):
         forks = self.num_forks + sum(len(runs) - 1 for runs in samples.values())
         news = self.news + (bool(prompts) or self.follows_tree)
         prompt_steps = self.num_prompt_steps + bool(prompts)
-        counts, speculation = None, self.speculation
-        if accepted is not None:
-            counts = accepted.counts
-            is_live = np.array([run.held is not None for run in step.runs[: step.num_decodes]], np.bool_)
-            rows = np.array([step.counts[: step.num_decodes], counts[: step.num_decodes]], np.int64)
-            speculation = speculation.counted(*rows[:, is_live] - 1, has_trees=accepted.paths is not None)
 
         def record() -> None:
             for run in prompts:
@@ -224,8 +218,7 @@ class Roster(WaitingRuns):
                 self.running = {run: None for first in self.running for run in samples.get(first, (first,))}
             self.num_forks = forks
             self.news, self.num_prompt_steps = news, prompt_steps
-            self.speculation = speculation
-            step.accepted = counts
+            step.accepted = None if accepted is None else accepted.counts
             step.state = StepState.COMMITTED
 
         def call() -> None:
@@ -257,6 +250,8 @@ class Roster(WaitingRuns):
     ) -> None:
         """Append ids to each sequence of `going`, and end the finished runs with their complete tokens."""
         steps = self.steps[1:]
+        # Not counted by `commit`, which a device may wait for.
+        speculation = self.speculation.counted(step) if step.has_drafts else self.speculation
         news = self.news + bool(finished)
         known = going[0].num_tokens if going else 0
 
@@ -275,6 +270,7 @@ class Roster(WaitingRuns):
                 self._return_to_prompts(self.running)
                 self.must_accept = False
             self.news = news
+            self.speculation = speculation
             step.finished = tuple(finished)
             step.state = StepState.ACCEPTED
             self.steps = steps

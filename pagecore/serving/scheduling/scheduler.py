@@ -26,13 +26,20 @@ from pagecore.errors import ShapeError
 from pagecore.serving.scheduling.crossing import batch_tokens
 from pagecore.serving.scheduling.drafts import Proposed, read_drafts
 from pagecore.serving.scheduling.limits import choose_limits
-from pagecore.serving.scheduling.outputs import find_drafts, find_ended, find_unknown, list_outputs, sort_outputs
+from pagecore.serving.scheduling.outputs import (
+    find_decodes,
+    find_drafts,
+    find_ended,
+    find_unknown,
+    list_outputs,
+    sort_outputs,
+)
 from pagecore.serving.scheduling.protocol import read_flags, require_room, require_step
 from pagecore.serving.scheduling.request import token_ids
 from pagecore.serving.scheduling.request_calls import SchedulerRequests
 from pagecore.serving.scheduling.roster import Roster
 from pagecore.serving.scheduling.selection import prepare_step
-from pagecore.serving.scheduling.step import Step, StepState
+from pagecore.serving.scheduling.step import Step, StepState, no_indices
 from pagecore.serving.scheduling.verified import is_table, read_accepted, read_id_rows, sort_id_rows
 from pagecore.storage.checks import flag
 
@@ -258,7 +265,7 @@ class Scheduler(SchedulerRequests):
             return None
         index_ns = perf_counter_ns() - start
         outputs, output_rows, unsampled = list_outputs(rows, self)
-        positions, places = find_unknown(rows, roster.step)
+        decodes, previous = find_decodes(rows), roster.step
         step = Step(
             roster.batch,
             rows.runs,
@@ -268,9 +275,9 @@ class Scheduler(SchedulerRequests):
             output_rows,
             index_ns,
             unsampled,
-            positions,
-            places,
-            find_drafts(rows),
+            no_indices() if previous is None else decodes,
+            no_indices() if previous is None else find_unknown(rows, previous),
+            find_drafts(rows, decodes) if rows.has_drafts else no_indices(),
             rows.options.get("parents"),
         )
         if roster.ratios is not None and roster.ratio is not None and roster.num_preemptions == num_preemptions:

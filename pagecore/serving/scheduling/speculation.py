@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from pagecore.serving.scheduling.step import Step
 
 __all__ = ["Speculation"]
 
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """Totals over the committed steps, of runs that had not ended by then.
+    """Totals over the accepted steps, of runs that had not ended before.
 
     Attributes
     ----------
@@ -44,11 +44,16 @@ class Speculation:
         """Tokens that a row with drafts gains on average, the model's own token included; 0 before the first."""
         return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 0.0
 
-    def counted(
-        self, drafts: NDArray[np.integer], accepted: NDArray[np.integer], *, has_trees: bool = False
-    ) -> Speculation:
-        """Return the statistics with the rows of a step; the arrays have their drafts, and those that were accepted."""
-        longest = 0 if has_trees else int(drafts.max(initial=0))
+    def counted(self, step: Step) -> Speculation:
+        """Return the statistics with those of a committed step that has drafts."""
+        gained = step.accepted or []
+        rows = [
+            (count, taken)
+            for run, count, taken in zip(step.outputs[: step.num_decodes], step.counts, gained, strict=False)
+            if run.held is not None
+        ]
+        drafts, accepted = np.array(rows, np.int64).reshape(-1, 2).T - 1
+        longest = 0 if step.parents is not None else int(drafts.max(initial=0))
         ends = np.bincount(accepted, minlength=1 + longest)  # rows by the number of accepted drafts
         added = ends[:0:-1].cumsum()[::-1].tolist()  # a row that accepted the third draft accepted the second, too
         return Speculation(
