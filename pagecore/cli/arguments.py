@@ -169,6 +169,9 @@ def _add_replayed_clock(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--step-ms", type=float, default=0.0, metavar="MS", help="milliseconds of a step in addition (0)"
     )
+    parser.add_argument(
+        "--max-queued", type=int, metavar="N", help="reject requests that arrive while N others wait for admission"
+    )
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:

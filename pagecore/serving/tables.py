@@ -129,6 +129,13 @@ def _clock_rows(report: ReplayReport) -> list[tuple[str, str]]:
     return rows
 
 
+def _rejections(report: ReplayReport) -> list[tuple[str, str]]:
+    """Row about a bounded queue; none for one without a bound."""
+    if report.requests_rejected is None:
+        return []
+    return [("requests rejected", f"{report.requests_rejected:,}, which found the queue full")]
+
+
 def _reuse_over_time(report: ReplayReport) -> list[tuple[str, str]]:
     if report.evict == NO_REUSE:
         return []
@@ -207,6 +214,7 @@ def replay_rows(report: ReplayReport) -> list[tuple[str, str]]:
     rows = [
         ("requests finished", f"{report.requests_finished:,} of {report.requests_total:,}"),
         ("requests refused", f"{report.requests_refused:,}, too long for the cache"),
+        *_rejections(report),
         ("tokens", f"{report.prompt_tokens:,} prompt, {report.generated_tokens:,} generated"),
         ("computed", f"{report.computed_tokens:,} tokens"),
         *_reuse_rows(report),

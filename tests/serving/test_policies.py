@@ -332,6 +332,7 @@ def test_a_full_queue_refuses_a_request_and_changes_nothing(policy):
     with pytest.raises(QueueFull, match="request 2 was not added: 2 requests wait"):
         scheduler.add(Request(2, np.arange(50, 59), 4))
     assert (scheduler.waiting, scheduler.figures().num_waiting_tokens) == (tuple(runs), 18)
+    assert (scheduler.num_refused, scheduler.figures().num_refused, scheduler.num_displaced) == (1, 1, 0)
     advance(scheduler)
     assert scheduler.add(Request(2, np.arange(50, 59), 4)).displaced is None  # one of them runs
     assert len(drain(scheduler)) == 3
@@ -349,6 +350,7 @@ def test_a_larger_priority_takes_the_place_of_the_smallest_the_newest_of_equal_o
     assert (scheduler.figures().num_waiting, scheduler.figures().num_waiting_tokens) == (3, 22)
     with pytest.raises(QueueFull):
         scheduler.add(Request(4, np.arange(3), 4))
+    assert (scheduler.num_displaced, scheduler.figures().num_displaced, scheduler.num_refused) == (1, 1, 1)
     scheduler.check_invariants()
     assert len(drain(scheduler)) == 3
 

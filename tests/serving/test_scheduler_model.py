@@ -70,6 +70,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         )  # fmt: skip
         self.overlap, self.max_queued = overlap, queued
         self.steps, self.pairs, self.number = [], {}, 0
+        self.refused = self.displaced = 0
         self.choice = random.Random(0)
 
     def drafts_of(self):
@@ -116,11 +117,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             if displaced == "full":
                 with pytest.raises(QueueFull):
                     self.scheduler.add(request)
+                self.refused += 1
                 continue
             run = self.scheduler.add(request)
             assert run.displaced is (None if displaced is None else self.pairs[displaced.name][0])
             if displaced is not None:
                 self.model.cancel(displaced)
+                self.displaced += 1
             self.pairs[request.id, 0] = run, self.model.add(request)
 
     @precondition(
@@ -231,6 +234,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             row.name for row in model.waiting if row is model.pinned
         ]
         assert (scheduler.num_preemptions, scheduler.num_swaps) == (model.preemptions, model.swaps)
+        assert (scheduler.num_refused, scheduler.num_displaced) == (self.refused, self.displaced)
         assert scheduler.new_token_ratio == scheduler.figures().new_token_ratio == model.ratio
         assert scheduler.cache.num_available == model.cache.num_available
         counts = scheduler.speculation

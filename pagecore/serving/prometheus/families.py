@@ -262,6 +262,18 @@ PAGECORE = (
     Family("pagecore_preemptions", "counter", "Preemptions.", lambda r: r.figures.num_preemptions),
     Family("pagecore_swaps", "counter", "Preemptions that swapped the run out.", lambda r: r.figures.num_swaps),
     Family(
+        "pagecore_refused_requests",
+        "counter",
+        "Requests that a full queue refused.",
+        lambda r: r.figures.num_refused,
+    ),
+    Family(
+        "pagecore_displaced_requests",
+        "counter",
+        "Waiting requests that gave their places in a full queue to larger priorities.",
+        lambda r: r.figures.num_displaced,
+    ),
+    Family(
         "pagecore_forks", "counter", "Samples forked from the first of their request.", lambda r: r.figures.num_forks
     ),
     Family(

@@ -73,6 +73,7 @@ def build_cache(
         prompt_checkpoints=options.prompt_checkpoints,
         swap_space=space,
         policy=options.policy,
+        max_queued=options.max_queued,
     )
 
 

@@ -30,7 +30,9 @@ DEFAULT_BYTES_PER_TOKEN = 131072
 UNBOUNDED: Literal["unbounded"] = "unbounded"
 # Minimum of each number; the optional numbers may be None.
 LIMITS = {"block_size": 1, "max_tokens_per_step": 1, "max_running": 1, "seed": 0}
-OPTIONAL_LIMITS = {"blocks": 2, "bytes_per_token": 1, "num_states": 3, "prompt_checkpoints": 0, "requests": 1}
+OPTIONAL_LIMITS = {
+    "blocks": 2, "bytes_per_token": 1, "max_queued": 1, "num_states": 3, "prompt_checkpoints": 0, "requests": 1,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +87,9 @@ class ReplayOptions:
         of tiers at their `bandwidth`. Without it timestamps only order the requests.
     step_ms : float
         Milliseconds that a step takes in addition, such as the time to read the weights.
+    max_queued : int, optional
+        Requests that wait for their first admission, at most, in a replay with a clock: a request that arrives while
+        this number wait is rejected. By default any number waits.
     requests : int, optional
         Replay only the first requests of the trace, this number of them.
     hash_block : int
@@ -115,7 +120,8 @@ class ReplayOptions:
         `memory` and `blocks` are combined, or `model` with `bytes_per_token` or `attend`; `num_states` or
         `prompt_checkpoints` is given for a model without states, or `blocks` for one without attention; the model or
         the policy is not known; `blocks` is a string other than "unbounded"; a flag is not a bool; `time_unit` is not
-        known; tiers are given without `host`, or with `evict` "none"; `step_ms` is given without `prefill_rate`.
+        known; tiers are given without `host`, or with `evict` "none"; `step_ms` or `max_queued` is given without
+        `prefill_rate`.
     """
 
     memory: int | str | None = None
@@ -138,6 +144,7 @@ class ReplayOptions:
     bandwidth: Mapping[str, float] | Sequence[str] = ()
     prefill_rate: float | None = None
     step_ms: float = 0.0
+    max_queued: int | None = None
     requests: int | None = None
     hash_block: int = HASH_BLOCK
     time_unit: str | None = None
@@ -378,10 +385,11 @@ class ReplayOptions:
             raise ShapeError(f"step_ms is {step_ms}; expected a finite number of milliseconds, 0 or more")
         object.__setattr__(self, "step_ms", step_ms)
         if self.prefill_rate is None:
-            if step_ms:
-                raise UnsupportedOption(
-                    f"step_ms is {step_ms}, but a replay without prefill_rate has no clock; give prefill_rate, too"
-                )
+            for name, value in (("step_ms", step_ms), ("max_queued", self.max_queued)):
+                if value:
+                    raise UnsupportedOption(
+                        f"{name} is {value}, but a replay without prefill_rate has no clock; give prefill_rate, too"
+                    )
             return
         rate = as_float("prefill_rate", self.prefill_rate)
         if not 0 < rate < math.inf:

@@ -18,7 +18,7 @@ from pagecore.serving.replay.report import ReplayReport
 from pagecore.serving.replay.states import StateUse
 from pagecore.serving.replay.trace import SkippedRows, Trace, TraceRequest, read_trace, scan_trace
 from pagecore.serving.replay.trace_source import trace_name
-from pagecore.serving.scheduling.request import Request, RequestError, Run
+from pagecore.serving.scheduling.request import QueueFull, Request, RequestError, Run
 from pagecore.serving.scheduling.step import Step
 
 __all__ = ["placeholder_ids", "replay"]
@@ -144,9 +144,12 @@ class _Replay:
             self.tiers.close()
 
     def _feed(self) -> None:
-        """Queue requests for one step: no more can be admitted at once, and memory stays bounded."""
+        """Queue requests for one step: no more can be admitted at once, and memory stays bounded.
+
+        A bounded queue gets all requests that have arrived, and rejects some.
+        """
         scheduler = self.scheduler
-        while (
+        while self.options.max_queued is not None or (
             scheduler.num_waiting_tokens < scheduler.max_tokens_per_step
             and scheduler.num_waiting < scheduler.max_running
         ):
@@ -158,11 +161,13 @@ class _Replay:
                 # Check the lengths before the prompt, which may be long, is made.
                 scheduler.check_request(line.number, line.input_length, line.output_length)
                 request = Request(line.number, line.prompt(), line.output_length, namespace=line.namespace)
+                scheduler.add(request)
                 if self.tiers is not None:
                     self.tiers.fetch(request.prompt, line.namespace)
-                scheduler.add(request)
                 if self.clock is not None:
                     self.clock.queue(line)
+            except QueueFull:  # the scheduler counts it
+                continue
             except RequestError as error:
                 self.refused += 1
                 self.first_refusal = self.first_refusal or f"line {line.line}: {error}"
@@ -225,6 +230,7 @@ class _Replay:
             running_series=metrics.running.values(),
             prefix_hit_series=metrics.prefix_hit_rates(),
             evicted_series=metrics.evicted.values(),
+            requests_rejected=None if self.options.max_queued is None else self.scheduler.num_refused,
             first_refusal=self.first_refusal,
             num_swap_blocks=self.options.num_swap_blocks or None,
             swapped_blocks_peak=self.swapped_blocks_peak if self.options.num_swap_blocks else None,

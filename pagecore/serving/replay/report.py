@@ -17,7 +17,8 @@ class ReplayReport:
     """Statistics of a replay; times in the unit that ends the name, shares from 0 to 1.
 
     `requests_finished` counts the requests whose tokens were all computed, and `requests_refused` those that the cache
-    could never hold; `first_refusal` describes the first of these. `requests_skipped` counts the rows of a CSV trace
+    could never hold; `first_refusal` describes the first of these. `requests_rejected` counts those that arrived while
+    `max_queued` others waited; it is None without this limit. `requests_skipped` counts the rows of a CSV trace
     without prompt tokens, which are in no other count. `swaps` of the `preemptions` swapped the run out,
     and the other preempted runs were recomputed. Without a swap space `num_swap_blocks` and `swapped_blocks_peak` are
     None.
@@ -68,6 +69,7 @@ class ReplayReport:
     prefix_hit_series: list[float | None] = field(repr=False)
     evicted_series: list[float] = field(repr=False)
     requests_skipped: int = 0
+    requests_rejected: int | None = None
     first_refusal: str | None = None
     num_swap_blocks: int | None = None
     swapped_blocks_peak: int | None = None

@@ -29,6 +29,8 @@ class SchedulerFigures:
         Share of its remaining tokens that admission reserves for each run; None for a scheduler without such a ratio.
     speculation : Speculation
         Drafts that were verified and accepted.
+    num_refused, num_displaced : int
+        Requests that a full queue refused, and waiting runs that gave their places in it to larger priorities.
     """
 
     num_running: int
@@ -40,6 +42,8 @@ class SchedulerFigures:
     reuse: Reuse
     new_token_ratio: float | None = None
     speculation: Speculation = field(default_factory=Speculation)
+    num_refused: int = 0
+    num_displaced: int = 0
 
 
 def read_figures(roster: Roster) -> SchedulerFigures:
@@ -54,4 +58,6 @@ def read_figures(roster: Roster) -> SchedulerFigures:
         reuse=roster.reuse,
         new_token_ratio=roster.ratio,
         speculation=roster.speculation,
+        num_refused=roster.num_refused,
+        num_displaced=roster.num_displaced,
     )

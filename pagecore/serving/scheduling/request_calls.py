@@ -77,6 +77,7 @@ class SchedulerRequests(SchedulerView):
                 break
             if run.num_preemptions == 0 and run.waits_since > roster.num_steps - limits.max_wait_steps:
                 return run
+        roster.num_refused += 1
         raise QueueFull(f"request {request.id} was not added: {most} requests wait; add it later, or raise max_queued")
 
     def check_request(self, id: object, num_prompt_tokens: int, max_new_tokens: int, samples: int = 1) -> None:

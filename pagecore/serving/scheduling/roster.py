@@ -51,6 +51,8 @@ class Roster(WaitingRuns):
     ratio : float or None
         Share of `max_new_tokens` that admissions reserve for each run; None if they reserve nothing.
     num_preemptions, num_swaps, num_forks : int
+    num_refused, num_displaced : int
+        Requests that a full queue refused, and waiting runs that gave their places in it to others.
     reuse : Reuse
     speculation : Speculation
     num_prompt_steps : int
@@ -78,6 +80,7 @@ class Roster(WaitingRuns):
         self.must_accept = False
         self.num_steps = 0
         self.num_preemptions = self.num_swaps = self.num_forks = 0
+        self.num_refused = self.num_displaced = 0
         self.reuse = Reuse()
         self.speculation = Speculation()
         self.num_prompt_steps = 0
@@ -172,6 +175,7 @@ class Roster(WaitingRuns):
         parent = run.parent if run.held is None and run not in self.waiting else None
         samples = 0 if parent is None else parent.samples - 1
         news = self.news + 1
+        displaced = self.num_displaced + (successor is not None)
         ended = (run, *run.siblings) if run.samples > 1 else (run,)
 
         def record() -> None:
@@ -187,6 +191,7 @@ class Roster(WaitingRuns):
             if successor is not None:
                 self.waiting[successor] = None
                 self._sort(successor)
+            self.num_displaced = displaced
             self.num_waiting_tokens = waiting_tokens
             self.news = news
 

@@ -87,6 +87,16 @@ class SchedulerView:
         return self._settled().num_forks
 
     @property
+    def num_refused(self) -> int:
+        """Number of requests so far that `add` refused because the queue was full."""
+        return self._settled().num_refused
+
+    @property
+    def num_displaced(self) -> int:
+        """Number of waiting runs so far that were cancelled for a larger priority because the queue was full."""
+        return self._settled().num_displaced
+
+    @property
     def new_token_ratio(self) -> float | None:
         """Share of `max_new_tokens` that admissions reserve for each run; None if they reserve nothing."""
         return self._settled().ratio

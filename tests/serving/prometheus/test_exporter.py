@@ -6,6 +6,7 @@ import re
 import socket
 import threading
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from pagecore import AttentionSpec, PagedKVCache, Plane, StateSpec
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.serving.prometheus import Exporter, MetricsServer, PortError
 from pagecore.serving.prometheus.families import FAMILIES
+from pagecore.serving.scheduling.request import QueueFull, Request
 from pagecore.serving.scheduling.scheduler import Scheduler
 from pagecore.tiers.disk.store import DiskStore
 from pagecore.tiers.host.tier import HostTier
@@ -107,6 +109,16 @@ def test_values_are_those_of_scheduler_and_cache():
         "evictable": stats.num_evictable_blocks,
     }
     assert sum(blocks.values()) == 23
+
+
+def test_requests_that_a_full_queue_refuses_and_displaces_are_counted():
+    cache = PagedKVCache(SPEC, num_blocks=24, device="none")
+    made = Scheduler(cache, policy="priority", max_queued=1)
+    for number, priority in enumerate((0, 0, 1, 0)):
+        with suppress(QueueFull):
+            made.add(Request(number, [1, 2], 1, priority=priority))
+    values = scraped(made)
+    assert (values["pagecore_refused_requests_total",], values["pagecore_displaced_requests_total",]) == (2, 1)
 
 
 def test_drafts_are_counted_under_the_names_of_each_engine():

@@ -22,8 +22,8 @@ def write(path, requests):
     return path
 
 
-def simulate(path, num_blocks, block_size, rate, step_s):
-    """Return arrival and the times of all tokens of each request of a trace, in seconds."""
+def simulate(path, num_blocks, block_size, rate, step_s, max_queued=None):
+    """Return arrival and the times of all tokens of each request of a trace, in seconds; a full queue takes none."""
     spec = AttentionSpec(num_kv_heads=1, head_dim=1)
     cache = PagedKVCache(spec, num_blocks=num_blocks, block_size=block_size, device="none")
     scheduler = Scheduler(cache, max_tokens_per_step=8192)
@@ -34,6 +34,8 @@ def simulate(path, num_blocks, block_size, rate, step_s):
             clock = max(clock, (coming[0].timestamp_ms - origin) / 1000)
         while coming and (coming[0].timestamp_ms - origin) / 1000 <= clock:
             line = coming.pop(0)
+            if max_queued is not None and scheduler.num_waiting >= max_queued:
+                continue
             arrivals.append((line.timestamp_ms - origin) / 1000)
             times[scheduler.add(Request(line.number, line.prompt(), line.output_length))] = []
         step = scheduler.schedule()
@@ -65,8 +67,8 @@ def test_the_times_of_a_small_trace_are_those_computed_by_hand(tmp_path):
     assert report.as_json()["clock"]["first_token_s"].keys() == {"mean", "p50", "p90", "p99", "max"}
 
 
-@pytest.mark.parametrize("prefill_only", [False, True])
-def test_the_times_of_a_random_trace_are_those_of_a_simulation(tmp_path, prefill_only):
+@pytest.mark.parametrize(("prefill_only", "max_queued"), [(False, None), (True, None), (False, 1)])
+def test_the_times_of_a_random_trace_are_those_of_a_simulation(tmp_path, prefill_only, max_queued):
     random = np.random.default_rng(5)
     now, requests = 40.0, []
     for _ in range(60):
@@ -76,8 +78,8 @@ def test_the_times_of_a_random_trace_are_those_of_a_simulation(tmp_path, prefill
         length = int(random.integers(1, 1536))
         requests.append((now, length, outputs, ids[: -(-length // 512)]))
     path = write(tmp_path / "t", requests)
-    report = replay(path, ReplayOptions(**SMALL | {"block_size": 16, "blocks": 800}))
-    arrivals, times, end = simulate(path, 800, 16, 10_000, 0.010)
+    report = replay(path, ReplayOptions(**SMALL | {"block_size": 16, "blocks": 800}, max_queued=max_queued))
+    arrivals, times, end = simulate(path, 800, 16, 10_000, 0.010, max_queued)
     first = [one[0] - arrival for one, arrival in zip(times, arrivals, strict=True)]
     between = [(one[-1] - one[0]) / (len(one) - 1) for one in times if len(one) > 1]
     clock = report.clock
@@ -86,9 +88,14 @@ def test_the_times_of_a_random_trace_are_those_of_a_simulation(tmp_path, prefill
     assert clock.first_token_s["mean"] == pytest.approx(np.mean(first))
     assert clock.first_token_s["max"] == pytest.approx(max(first), abs=1e-6)
     assert clock.next_token_s["mean"] == pytest.approx(np.mean(between) if between else 0.0)
+    assert (report.requests_finished, report.requests_total) == (len(times), len(requests))
+    if max_queued is not None:
+        assert report.requests_rejected == len(requests) - len(times) > 3
+        assert dict(replay_rows(report))["requests rejected"].startswith(f"{report.requests_rejected}, ")
+        return
     plain = replay(path, ReplayOptions(blocks=800))
     assert (report.requests_finished, report.prompt_tokens) == (plain.requests_finished, plain.prompt_tokens)
-    assert plain.clock is None
+    assert plain.clock is plain.requests_rejected is None
 
 
 def test_reads_of_tiers_delay_their_step(tmp_path):
@@ -115,8 +122,10 @@ def test_reads_of_tiers_delay_their_step(tmp_path):
         ({"prefill_rate": 1, "step_ms": -1}, ShapeError),
         ({"prefill_rate": 1, "step_ms": float("inf")}, ShapeError),
         ({"step_ms": 5}, UnsupportedOption),
+        ({"max_queued": 5}, UnsupportedOption),
+        ({"prefill_rate": 1, "max_queued": 0}, ShapeError),
     ],
 )
 def test_impossible_clocks_are_refused(options, error):
-    with pytest.raises(error, match=r"prefill_rate|step_ms"):
+    with pytest.raises(error, match=r"prefill_rate|step_ms|max_queued"):
         ReplayOptions(**options)
