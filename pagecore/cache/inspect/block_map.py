@@ -62,7 +62,7 @@ def map_blocks(group: int, tables: BlockTables, sequences: Iterable[Sequence], k
     sizes = [ceil_div(tables.capacity(sequence.row), block_size) if sequence.row >= 0 else 0 for sequence in listed]
     holders = tables.pools[group].ref_counts()
     cached = np.zeros(holders.shape, np.bool_)
-    cached[known] = True
+    cached.put(known, True)  # where an allocation fails, NumPy 2.4 crashes in assignments by arrays other than int64
     holders -= cached
     owner, num_tokens = np.full(holders.shape, -1, np.int32), np.zeros(holders.shape, np.int32)
     mark_blocks(tables.table(group), listed, sizes, block_size, owner, num_tokens)
@@ -84,7 +84,7 @@ def map_contents(group: int, first_group: int, tables: BlockTables, sequences: I
         row = sequence.cross_row
         if row < 0:
             continue
-        blocks = tables.blocks(row, own)
+        blocks = tables.blocks(row, own).astype(np.int64)
         owner[blocks] = np.where(holders[blocks] == 0, number, owner[blocks])
         holders[blocks] += 1
         num_tokens[blocks] = np.clip(tables.length(row) - np.arange(len(blocks)) * block_size, 0, block_size)
