@@ -7,6 +7,7 @@ import pytest
 
 from pagecore import AttentionSpec, PagedKVCache, ShapeError, UnsupportedOption
 from pagecore.tiers.host.tier import HostTier
+from pagecore.tiers.manager.tiers import Tiers
 
 SPEC = AttentionSpec(1, 8)
 DEFAULT = 35.0
@@ -213,6 +214,76 @@ def test_a_host_tier_keeps_the_ranges():
         assert host.make_room([host.block_pools[0].num_free + 4])
         assert (host.match([*range(16), 0]), host.match([50] * 9)) == (8, 0)
         host.check_invariants()
+
+
+def test_a_full_hit_renews_the_priorities_of_the_copy():
+    cache = make()
+    with Tiers(cache, HostTier(cache, num_blocks=65, policy="priority"), min_tokens=1) as tiers:
+        host = tiers.host
+        for tokens, priority in (
+            (range(16), 10), ([50] * 8, 20), ([60] * 8, 5), (range(16), [(0, 8, 90)]), ([60] * 8, 4),
+        ):  # fmt: skip
+            serve(cache, tokens, priority=priority)
+        assert host.stats().num_backed_up_blocks == 8
+        assert host.make_room([host.block_pools[0].num_free + 6])
+        assert [host.match([*tokens, 0]) for tokens in (range(16), [50] * 8, [60] * 8)] == [8, 0, 0]
+        tiers.check_invariants()
+
+
+def test_the_time_to_live_of_a_copy_begins_when_its_sequence_is_removed():
+    clock = Clock()
+    cache = make(clock=clock)
+    with Tiers(cache, HostTier(cache, num_blocks=65, policy="priority"), min_tokens=1) as tiers:
+        with cache.add_sequence(range(8), priority=80, time_to_live=5.0) as sequence:
+            cache.commit(cache.prepare([sequence], 8))
+            clock.now = 100.0
+        clock.now = 104.0
+        serve(cache, [50] * 8, priority=50)
+        assert tiers.host.make_room([tiers.host.block_pools[0].num_free + 2])
+        assert [tiers.host.match([*tokens, 0]) for tokens in (range(8), [50] * 8)] == [8, 0]
+
+
+@pytest.mark.parametrize(
+    ("priority", "blocks"),
+    [
+        (50, 4),
+        (49, 0),
+        (None, 0),
+        ([(0, 9, 50)], 3),
+        ([(0, 8, 50), (8, 12, 0), (12, None, 99)], 2),
+        ([(4, None, 99)], 0),
+    ],
+)
+def test_blocks_of_small_priorities_are_not_backed_up(priority, blocks):
+    cache = make()
+    with (
+        HostTier(cache, num_blocks=65, min_priority=50) as host,
+        cache.add_sequence(range(16), priority=priority) as one,
+    ):
+        cache.commit(cache.prepare([one], 16))
+        assert host.backup(one) == blocks
+        assert host.match(range(17)) == 4 * blocks
+        host.check_invariants()
+
+
+def test_a_spilling_tier_keeps_blocks_of_large_priorities_alone():
+    cache = make(num_blocks=9)
+    prompts = {0: 20, 100: 90, 200: 5, 300: 50}
+    with Tiers(cache, HostTier(cache, num_blocks=65, min_priority=50), write="on_evict", min_tokens=1) as tiers:
+        for start, priority in prompts.items():
+            serve(cache, range(start, start + 16), priority=priority)
+        evict(cache, 8)
+        tiers.drain()
+        assert [tiers.host.match(range(start, start + 17)) for start in prompts] == [0, 16, 0, 16]
+        tiers.check_invariants()
+
+
+def test_the_smallest_priority_of_a_copy_is_checked():
+    with pytest.raises(UnsupportedOption, match=r"min_priority is 50, but .* eviction_policy='lru'"):
+        HostTier(PagedKVCache(SPEC, num_blocks=9), num_blocks=9, min_priority=50)
+    for number in (-1, 101, float("nan"), "high"):
+        with pytest.raises(ShapeError, match="min_priority"):
+            HostTier(make(), num_blocks=9, min_priority=number)
 
 
 @pytest.mark.parametrize(

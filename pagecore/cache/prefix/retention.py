@@ -14,6 +14,7 @@ from pagecore.storage.checks import as_float, require_int, shown
 __all__ = [
     "RetentionOptions",
     "as_finite",
+    "checked_priority",
     "checked_rank",
     "retention_options",
     "reusable",
@@ -63,16 +64,17 @@ def retention_options(
     if isinstance(priority, list | tuple):
         ranges = _checked_ranges(priority, seconds)
     elif priority is not None:
-        own = _checked_priority(priority)
+        own = checked_priority(priority)
     validate_namespace(namespace)
     frozen = None if spans is None else validate_spans(spans)
     return RetentionOptions(namespace, frozen, own, ranges, seconds, checked_rank(policy, rank))
 
 
-def _checked_priority(priority: Any) -> float:
-    number = as_finite("priority", priority)
+def checked_priority(priority: Any, name: str = "priority") -> float:
+    """Return a priority as a float; raise ShapeError for anything but a number from 0 to 100."""
+    number = as_finite(name, priority)
     if not 0 <= number <= 100:
-        raise ShapeError(f"priority is {number}; use 0 to 100")
+        raise ShapeError(f"{name} is {number}; use 0 to 100")
     return number
 
 
@@ -99,7 +101,7 @@ def _checked_ranges(given: Sequence[Any], seconds: float | None) -> tuple[Range,
         if start > last:
             ranges.append((start, None, None))
         limit = seconds if len(each) == 3 else _checked_seconds(each[3])
-        ranges.append((end, _checked_priority(each[2]), limit))
+        ranges.append((end, checked_priority(each[2]), limit))
         last = start if end is None else end
     if ranges and ranges[-1][0] is not None:
         ranges.append((None, None, None))

@@ -135,6 +135,7 @@ cdef extern from "pagecore/index/radix/tree/tree.hpp" namespace "pagecore" nogil
         int32_t next_victim(int32_t component)
         int32_t num_ids_of(int32_t node, int32_t component)
         int32_t state_of(int32_t node)
+        double priority_of(int32_t node, int32_t component)
         int32_t copy_path(
             int32_t node, vector[int32_t]& tokens, vector[Mark]& marks, vector[vector[int32_t]]& ids
         ) except +raise_python_error

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Listed
 from typing import Self, SupportsFloat, SupportsIndex
 
 from pagecore.cache.parts import CacheParts, PartsOwner, parts_of
+from pagecore.cache.prefix.retention import checked_priority
 from pagecore.cache.state._lock import Held
 from pagecore.errors import UnsupportedOption
 from pagecore.index import POLICIES, BlockPool, RadixTree
@@ -59,6 +60,10 @@ class HostTier(PromoteMethods, BackupMethods, EvictMethods, EntryMethods, CopyMe
         Ask for huge pages.
     policy : {"lru", "lfu", "fifo", "mru", "filo", "slru", "priority", "rank"}
         Eviction order of the host; see `pagecore.RadixTree`.
+    min_priority : float, optional
+        Priority, 0 to 100, that a block of a cache with ``eviction_policy="priority"`` needs to be copied to the host,
+        and from there to stores: a block with a smaller one is evicted for good, and so is what continues it in a
+        backup. A block without a priority has 35. By default all blocks are copied.
     shared : bool
         Memory that other processes can map.
     io : {"auto", "dma", "kernel"}
@@ -82,7 +87,8 @@ class HostTier(PromoteMethods, BackupMethods, EvictMethods, EntryMethods, CopyMe
     ShapeError, NotEnoughMemory
         Sizes that do not fit.
     UnsupportedOption
-        An object that is not a paged cache, or a cache without a prefix cache; an unknown policy.
+        An object that is not a paged cache, or a cache without a prefix cache; an unknown policy; `min_priority` for a
+        cache with another policy than "priority".
 
     Notes
     -----
@@ -115,6 +121,7 @@ class HostTier(PromoteMethods, BackupMethods, EvictMethods, EntryMethods, CopyMe
         numa_node: int | None = None,
         huge_pages: bool = True,
         policy: str = "lru",
+        min_priority: SupportsFloat | None = None,
         shared: bool = False,
         io: str = "auto",
         pipelined: bool = False,
@@ -124,6 +131,7 @@ class HostTier(PromoteMethods, BackupMethods, EvictMethods, EntryMethods, CopyMe
             raise UnsupportedOption("the cache has prefix_cache=False: a host tier keeps prefixes; make it with True")
         if not (isinstance(policy, str) and policy in POLICIES):
             raise UnsupportedOption(f"policy is {shown(policy)}; use one of {', '.join(POLICIES)}")
+        least = _least_priority(parts, min_priority)
         flag("shared", shared)
         check_io(io)
         pipelines = flag("pipelined", pipelined)
@@ -132,6 +140,7 @@ class HostTier(PromoteMethods, BackupMethods, EvictMethods, EntryMethods, CopyMe
         self._parts = parts
         self.block_pools = tuple(BlockPool(count, order="address") for count in [*counts, *([slots] if slots else [])])
         self._index = HostIndex(parts.prefix, self.block_pools, policy)
+        self._index.min_priority = least
         self.pool = HostPool(
             [(group.spec, group.num_layers) for group in parts.token_groups],
             parts.block_size,
@@ -278,6 +287,18 @@ class HostTier(PromoteMethods, BackupMethods, EvictMethods, EntryMethods, CopyMe
         used = sum(pool.num_used for pool in self.block_pools)
         entries = sum(self.num_blocks) - self.num_lanes
         return f"HostTier({used} of {entries} entries used, {self.nbytes / 2**20:.1f} MiB)"
+
+
+def _least_priority(parts: CacheParts, given: SupportsFloat | None) -> float:
+    """Return the smallest priority of blocks that are copied."""
+    if given is None:
+        return 0.0
+    if parts.eviction_policy != "priority":
+        raise UnsupportedOption(
+            f"min_priority is {shown(given)}, but the blocks of a cache with eviction_policy={parts.eviction_policy!r} "
+            "have no priorities; make the cache with 'priority', or leave it out"
+        )
+    return checked_priority(given, "min_priority")
 
 
 def _heads_of(parts: CacheParts) -> str:

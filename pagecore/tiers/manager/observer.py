@@ -77,7 +77,7 @@ class CacheObserver:
     def removing(self, sequence: Sequence) -> None:
         """Back up what a sequence leaves to the prefix cache."""
         if self.write not in ("explicit", "on_evict"):
-            self._back_up(sequence)
+            self._back_up(sequence, is_last=True)
             self._write()
         self._touch(sequence, sequence.num_computed_tokens)
         self._hits.forget(sequence)
@@ -107,10 +107,10 @@ class CacheObserver:
         """Write what backups have published to the stores."""
         self._stores.write(self.host.poll())
 
-    def _back_up(self, sequence: Sequence) -> None:
+    def _back_up(self, sequence: Sequence, is_last: bool = False) -> None:
         most = self._hits.limit(sequence) if self.write == "second_hit" else None
         with suppress(PagecoreError):  # counted by the host tier
-            self.host.backup(sequence, max_tokens=most)
+            self.host.backup(sequence, max_tokens=most, is_last=is_last)
 
     def _touch(self, sequence: Sequence, length: int) -> None:
         """Report the first tokens of a sequence as used: the stores have not seen what device and host served."""

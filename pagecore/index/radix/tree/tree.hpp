@@ -165,6 +165,10 @@ class RadixTree {
   // Ids of a component that a node has.
   [[nodiscard]] int32_t num_ids_of(NodeId node, int32_t component) const { return nodes_.part(node, component).count; }
   [[nodiscard]] int32_t state_of(NodeId node) const { return nodes_.at(node).state; }
+  // Priority of a component of a node; one that has expired counts until next_victim() is called.
+  [[nodiscard]] double priority_of(NodeId node, int32_t component) const {
+    return nodes_.part(node, component).eviction.priority;
+  }
   // Copies tokens, marks and ids, by lane, of the path that ends with a node; returns its namespace.
   virtual radix::NamespaceId copy_path(NodeId node, std::vector<int32_t>& tokens, std::vector<radix::Mark>& marks,
                                        std::vector<Ids>& ids) const;

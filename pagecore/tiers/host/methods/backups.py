@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pagecore.cache.sequences._sequence import Sequence, as_list
 from pagecore.cache.state._lock import Held
 from pagecore.errors import InvalidSequence
-from pagecore.storage.checks import require_int
+from pagecore.storage.checks import flag, require_int
 from pagecore.tiers.host.methods.records import Backup
 from pagecore.tiers.host.methods.spilling import SpillMethods
 from pagecore.tiers.host.operations import _backup
@@ -16,10 +16,16 @@ from pagecore.tiers.host.operations import _backup
 class BackupMethods(SpillMethods):
     """`HostTier.backup`, `poll` and `drain`."""
 
-    def backup(self, sequences: Sequence | Iterable[Sequence], *, max_tokens: int | None = None) -> int:
+    def backup(
+        self, sequences: Sequence | Iterable[Sequence], *, max_tokens: int | None = None, is_last: bool = False
+    ) -> int:
         """Copy the published whole blocks that the host lacks; return their number, summed over the groups.
 
         If every layer of the cache keeps a state, the number is that of states.
+
+        A host tier with the policy "priority" or "rank" also takes the priority or rank of each sequence for the blocks
+        that it has already, if it is higher, or later. Blocks from the first one on whose priority is below
+        `min_priority` are not copied.
 
         Blocks and the newest checkpoint are copied, and then published in the host's tree: on the host before the call
         returns; on CUDA on a stream of their own, after the work of the last step, and `poll` publishes them. Until
@@ -31,6 +37,8 @@ class BackupMethods(SpillMethods):
         sequences : Sequence or iterable of Sequence
         max_tokens : int, optional
             Longest prefix of each sequence to copy.
+        is_last : bool
+            The sequences are about to be removed: the times to live of their copies begin again.
 
         Raises
         ------
@@ -40,17 +48,18 @@ class BackupMethods(SpillMethods):
             A copy failed: the host has what it had.
         """
         self._require_open()
+        ends = flag("is_last", is_last)
         if not self._transfers.is_ready():
             return 0
         copied, most = 0, 2**31 if max_tokens is None else require_int("max_tokens", max_tokens, min=0, max=None)
         with Held(self._parts.state.lock):
             for sequence in as_list(sequences):
-                copied += self._back_up(sequence, most)
+                copied += self._back_up(sequence, most, ends)
         return copied
 
-    def _back_up(self, sequence: Sequence, most: int) -> int:
+    def _back_up(self, sequence: Sequence, most: int, is_last: bool) -> int:
         try:
-            one = _backup.back_up(self._parts.state, self._index, sequence, most, self._transfers.backup)
+            one = _backup.back_up(self._parts.state, self._index, sequence, most, self._transfers.backup, is_last)
         except Exception as error:
             if not isinstance(error, InvalidSequence):
                 self._counts["failed"] += 1

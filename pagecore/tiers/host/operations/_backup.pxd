@@ -1,5 +1,6 @@
 from libc.stdint cimport int32_t, int64_t
 
+from pagecore.cache.sequences._prefix_hold cimport PrefixHold
 from pagecore.cache.sequences._sequence cimport Sequence
 from pagecore.cache.state._state cimport CacheState
 from pagecore.cache.state._stored cimport StoredBlocks
@@ -32,8 +33,11 @@ cdef class Backup:
     cdef readonly int64_t num_blocks
     cdef readonly list pairs
 
-    # Lists what the host lacks of a sequence, and takes host blocks for it; returns False if there is nothing.
-    cdef bint plan(self, Sequence sequence, int64_t most) except -1
+    # Lists what the host lacks of a sequence, and takes host blocks for it; returns False if there is nothing to do. A
+    # host that orders by values takes those of a sequence although it lacks none of its blocks.
+    cdef bint plan(self, Sequence sequence, int64_t most, bint is_last) except -1
+    cdef int64_t count_kept(self, PrefixHold hold) noexcept
+    cdef bint has_copies(self) noexcept
     # Returns True if the host has the state at the end of `state_blocks` blocks.
     cdef bint has_state(self) except -1
     cdef int read_path(self, Sequence sequence) except -1

@@ -42,6 +42,11 @@ class Backup:
     def give_up(self) -> None: ...
 
 def back_up(
-    state: CacheState, host: HostIndex, sequence: Sequence, most: int, copy: Callable[[Backup], bool]
+    state: CacheState,
+    host: HostIndex,
+    sequence: Sequence,
+    most: int,
+    copy: Callable[[Backup], bool],
+    is_last: bool = False,
 ) -> Backup | None: ...
 def options_of(sequence: Sequence) -> RetentionOptions: ...

@@ -20,6 +20,10 @@ from pagecore.tiers.host.operations._lease cimport PrefixKey, spans_of, take_lea
 from pagecore.tiers.host.operations._path cimport Path, publish
 
 
+cdef extern from "pagecore/index/radix/nodes/policy.hpp" namespace "pagecore::radix" nogil:
+    const double kDefaultPriority
+
+
 cdef class Backup:
     """Blocks of one sequence on their way to the host: what they are, and where they go.
 
@@ -76,17 +80,23 @@ cdef class Backup:
         """New blocks of the host that the backup holds, of each group and then the state slots."""
         return self.lease.blocks
 
-    cdef bint plan(self, Sequence sequence, int64_t most) except -1:
-        """List what the host lacks of a sequence, and take host blocks for it; return False if there is nothing."""
+    cdef bint plan(self, Sequence sequence, int64_t most, bint is_last) except -1:
+        """List what the host lacks of a sequence, and take host blocks for it; return False if there is nothing to do.
+
+        A host that orders by values takes those of a sequence although it lacks none of its blocks.
+        """
         cdef PrefixCache prefix = self.state.prefix
         cdef PrefixHold hold = sequence.hold
         cdef int32_t published = 0 if hold.published == INT32_MAX else hold.published
         cdef int32_t checkpoint = stored_checkpoint(self.state, sequence)
         cdef vector[int64_t] counts
-        published = <int32_t>min(published, most // self.host.block_size)
+        published = <int32_t>min(published, most // self.host.block_size, self.count_kept(hold))
         checkpoint = checkpoint if checkpoint <= published * self.host.block_size else 0
-        if published == 0 or (hold.backed_up == published and hold.backed_up_state == checkpoint):
+        if published == 0:
             return False
+        if hold.backed_up == published and hold.backed_up_state == checkpoint:
+            if not (is_last and self.host.uses_hints and hold.needs_values(prefix.now)):
+                return False
         self.end = published
         if self.host.uses_hints:
             self.hint = hold.hint(prefix.now)
@@ -110,7 +120,22 @@ cdef class Backup:
         if self.end == published and self.state_blocks * self.host.block_size in (0, checkpoint):
             hold.backed_up = published
             hold.backed_up_state = checkpoint
+        return self.has_copies() or (self.host.uses_hints and self.end > 0)
+
+    cdef bint has_copies(self) noexcept:
         return self.num_blocks > 0 or self.state_blocks > 0
+
+    cdef int64_t count_kept(self, PrefixHold hold) noexcept:
+        """Return the blocks of a sequence before the first one with a smaller priority than the host keeps."""
+        cdef int64_t kept = 0
+        cdef size_t i
+        if hold.ranges.empty():
+            return INT32_MAX if priority_or_default(hold.priority) >= self.host.min_priority else 0
+        for i in range(hold.ranges.size()):
+            if priority_or_default(hold.ranges[i].hint.priority) < self.host.min_priority:
+                break
+            kept = hold.ranges[i].end
+        return kept
 
     cdef bint has_state(self) except -1:
         cdef NativeMatch found
@@ -284,7 +309,7 @@ cdef class Backup:
         self.release()
 
 
-def back_up(CacheState state not None, HostIndex host not None, sequence, int64_t most, copy):
+def back_up(CacheState state not None, HostIndex host not None, sequence, int64_t most, copy, bint is_last=False):
     """Copy what the host lacks of a sequence's published blocks; return the Backup, or None if nothing is copied.
 
     Parameters
@@ -294,6 +319,8 @@ def back_up(CacheState state not None, HostIndex host not None, sequence, int64_
     copy : callable
         ``copy(backup)`` copies ``backup.pairs``. If it returns True, the copies are still running: it calls
         ``backup.finish()`` or ``backup.give_up()`` later.
+    is_last : bool
+        The sequence is about to be removed: times to live begin again.
     """
     cdef Sequence source
     cdef Backup one
@@ -309,8 +336,11 @@ def back_up(CacheState state not None, HostIndex host not None, sequence, int64_
     one.state = state
     one.host = host
     try:
-        if not one.plan(source, most):
+        if not one.plan(source, most, is_last):
             one.release()
+            return None
+        if not one.has_copies():
+            one.settle()
             return None
         one.pin_sources(source)
         if copy(one):
@@ -329,6 +359,10 @@ cdef int32_t stored_checkpoint(CacheState state, Sequence sequence) noexcept:
     if state.states is None or length == 0 or state.states.checkpoint_length_raw(sequence.row) != length:
         return 0
     return length
+
+
+cdef double priority_or_default(double priority) noexcept:
+    return kDefaultPriority if priority != priority else priority
 
 
 cdef PrefixKey own_key(CacheState state, Sequence sequence, int32_t num_blocks):

@@ -18,6 +18,7 @@ cdef class HostIndex:
     cdef bint has_states
     cdef bint uses_hints                # the policy orders by values that sequences carry
     cdef public bint is_exclusive       # what the device has as well is evicted first
+    cdef public double min_priority     # what has a smaller one leaves the device without a copy
     cdef readonly int64_t block_size
     cdef public object tail             # SpilledTail of a path that is still on the device; None for none
     cdef readonly object leases         # WeakSet of the Leases that hold blocks

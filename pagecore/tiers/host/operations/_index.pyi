@@ -11,6 +11,7 @@ from pagecore.index import BlockPool, RadixTree
 
 class HostIndex:
     is_exclusive: bool
+    min_priority: float
     tail: Any  # SpilledTail or None
     @property
     def tree(self) -> RadixTree: ...

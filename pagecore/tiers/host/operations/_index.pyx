@@ -43,6 +43,7 @@ cdef class HostIndex:
             states=self.has_states, state_interval=like.state_interval, policy="rank" if policy == "lru" else policy,
         )
         self.uses_hints = policy in ("priority", "rank")
+        self.min_priority = 0
         self.groups = prefix.groups
         self.components = prefix.components
         self.num_full = prefix.num_full

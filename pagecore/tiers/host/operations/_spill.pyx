@@ -26,6 +26,8 @@ from pagecore.tiers.host.operations._tail cimport SpilledPart, SpilledTail, new_
 def save_victims(CacheState state not None, HostIndex host not None, missing, copy, done):
     """Evict blocks of the device in the order of its policy, each after it was copied; return their number.
 
+    Blocks of a smaller priority than ``host.min_priority`` are not copied.
+
     Parameters
     ----------
     missing : list of int
@@ -72,10 +74,11 @@ cdef int64_t evict_saved(
         if node < 0:
             break
         step = min(wanted - evicted, max(state.prefix.tree.native.num_ids_of(node, component), 1))
-        if component == 0 and host.is_exclusive and not host.has_states:
-            save_end(state, host, node, step, copy, done)
-        else:
-            save_path(state, host, node, copy, done)
+        if state.prefix.tree.native.priority_of(node, component) >= host.min_priority:
+            if component == 0 and host.is_exclusive and not host.has_states:
+                save_end(state, host, node, step, copy, done)
+            else:
+                save_path(state, host, node, copy, done)
         step = evict(state.prefix, component, step, freed)
         if step == 0:
             break
@@ -93,7 +96,8 @@ cdef int64_t evict_saved_states(CacheState state, HostIndex host, int64_t wanted
         node = prefix.tree.native.next_victim(component)
         if node < 0:
             break
-        save_path(state, host, node, copy, done)
+        if prefix.tree.native.priority_of(node, component) >= host.min_priority:
+            save_path(state, host, node, copy, done)
         freed = evict_states(prefix, 1)
         if freed < 0:
             break
