@@ -150,6 +150,41 @@ def test_a_block_inside_which_a_sequence_was_truncated():
     cache.check_invariants()
 
 
+def test_a_block_inside_which_a_sequence_was_truncated_before_it_got_other_tokens():
+    cache = make()
+    editor, reader = running(cache, CHAT), running(cache, CHAT)
+    cache.truncate(editor, 10)
+    cache.append_tokens(editor, [90, 91])
+    assert cache.revoke_prefix(CHAT, valid=9) == {editor: 8, reader: 8}
+    cache.commit(cache.prepare([editor], 2))
+    assert cache.match_length([*CHAT[:10], 90, 91, 0]) == 8
+    cache.check_invariants()
+
+
+def test_the_cached_block_of_a_sequence_that_got_other_tokens():
+    cache = make()
+    editor, reader = running(cache, CHAT), running(cache, CHAT)
+    cache.truncate(editor, 10)
+    cache.append_tokens(editor, [90, 91])
+    assert cache.revoke_prefix([*CHAT[:10], 90, 91], valid=9) == {editor: 8, reader: 8}
+    assert cache.match_length([*CHAT, 0]) == 8
+    cache.check_invariants()
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_copy_of_the_beginning_of_a_block(leaves):
+    cache, tokens = make(), [*CHAT, 90, 91, 92, 93]
+    parent = running(cache, tokens[:26])
+    child = cache.fork(parent)
+    space = SwapSpace(cache, num_blocks=33)
+    if leaves:
+        cache.swap_out(child, space)
+    cache.append_tokens(parent, tokens[26:])
+    cache.commit(cache.prepare([parent], len(tokens) - 26))
+    assert cache.revoke_prefix(tokens, valid=25) == {parent: 24, child: 24}
+    cache.check_invariants()
+
+
 def test_duplicates_are_treated_alike():
     cache = make()
     first, second = cache.add_sequence(CHAT), cache.add_sequence(CHAT)

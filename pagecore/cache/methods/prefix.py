@@ -119,8 +119,8 @@ class PrefixMethods(PartsOwner):
 
         Sequences that have the block keep it and go on, but nothing that they compute from it on is published: keys and
         values after it depend on it. Truncate them to the number of tokens that is returned, and compute the rest
-        again, which is then published; or remove them. Sequences that computed the same tokens in blocks of their own
-        are treated alike.
+        again, which is then published; or remove them. Sequences that computed the same tokens in blocks of their own,
+        or have only the beginning of the block, are treated alike.
 
         Parameters
         ----------

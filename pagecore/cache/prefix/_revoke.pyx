@@ -24,8 +24,13 @@ def revoke_prefix(PrefixCache prefix not None, list sequences not None, ids, opt
     the block.
     """
     cdef Prefix wanted = read_prefix(prefix.block_size, ids, options.namespace, options.spans, None)
+    cdef int64_t index = valid // prefix.block_size
     wanted.space = space_of(prefix, wanted.key)
-    return revoke(prefix, sequences, wanted.query(), wanted.key, valid // prefix.block_size)
+    shared = shared_under_other_tokens(prefix, sequences, wanted.query(), wanted.key, index)
+    affected = revoke(prefix, sequences, wanted.query(), wanted.key, index)
+    for lane, block in shared:
+        affected.update(revoke_cached(prefix, sequences, prefix.groups[lane], block))
+    return affected
 
 
 def revoke_block(PrefixCache prefix not None, list sequences not None, int32_t group, int32_t block):
@@ -50,6 +55,30 @@ def revoke_block(PrefixCache prefix not None, list sequences not None, int32_t g
             break
     affected.update(revoke_cached(prefix, sequences, group, block))
     return affected
+
+
+cdef set shared_under_other_tokens(
+    PrefixCache prefix, list sequences, const Query& query, object key, int64_t valid
+):
+    """Return (lane, block) of the tree's blocks that sequences share which were truncated inside block `valid`.
+
+    Such a sequence may have got other tokens after its computed ones, by which the tree does not find the block.
+    """
+    cdef Sequence sequence
+    cdef int32_t lane, block
+    cdef set shared = set()
+    if prefix.num_truncated == 0 or valid >= <int64_t>query.tokens.size() // prefix.block_size:
+        return shared
+    for sequence in sequences:
+        if not sequence.hold.truncated_inside_block or sequence.hold.truncated_block() != valid:
+            continue
+        if not has_block(prefix, sequence, query, key, valid):
+            continue
+        for lane in range(prefix.num_lanes):
+            block = prefix.tree_block(sequence, <int32_t>valid, lane)
+            if block != 0:
+                shared.add((lane, block))
+    return shared
 
 
 cdef dict revoke_cached(PrefixCache prefix, list sequences, int32_t group, int32_t block):
@@ -101,13 +130,18 @@ cdef int add_receipt(vector[ReceiptPointer]& receipts, Receipt receipt) except -
 
 
 cdef bint has_block(PrefixCache prefix, Sequence sequence, const Query& query, object key, int64_t valid) except -1:
-    """Return True if a sequence begins with `valid` + 1 blocks of a query and has a part of the last of them."""
+    """Return True if a sequence has block `valid` of a query, or the beginning of that block.
+
+    A sequence that was truncated inside the block shares it until it writes, and a fork may have copied its beginning:
+    only the tokens that the sequence has count.
+    """
     cdef PrefixHold hold = sequence.hold
     cdef int64_t begin = valid * prefix.block_size
-    cdef int64_t end = begin + prefix.block_size
-    if hold.truncated_inside_block:  # it may share the block after its last token
-        end = min(end, <int64_t>sequence.known)
-    if sequence.known < end or max(<int64_t>sequence.computed, prefix.num_held(hold) * prefix.block_size) <= begin:
+    cdef int64_t end = sequence.computed
+    if not hold.truncated_inside_block:
+        end = max(end, <int64_t>prefix.num_held(hold) * prefix.block_size)
+    end = min(end, min(<int64_t>sequence.known, begin + prefix.block_size))
+    if end <= begin:
         return False
     if memcmp(sequence.ids, query.tokens.data(), end * sizeof(int32_t)) != 0 or hold.receipt.key != key:
         return False
