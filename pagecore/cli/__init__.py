@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-from pagecore.cli.arguments import parser
 from pagecore.cli.outcomes import INTERRUPTED, REFUSED, WRONG, fail
 from pagecore.errors import PagecoreError
 
@@ -24,8 +23,11 @@ def main(argv: list[str] | None = None) -> int:
     if isinstance(sys.stdout, type(sys.__stdout__)) and sys.stdout is not None:
         # Characters that the terminal cannot print, such as bars, must not abort a replay.
         sys.stdout.reconfigure(errors="replace")
-    arguments = parser().parse_args(argv)
     try:
+        # Imported here, so that Ctrl-C ends in one line while it loads, too.
+        from pagecore.cli.arguments import parser
+
+        arguments = parser().parse_args(argv)
         code: int = arguments.command(arguments)
         if sys.stdout is not None:  # None if the caller closed it
             sys.stdout.flush()

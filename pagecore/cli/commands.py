@@ -117,7 +117,7 @@ def list_families() -> None:
     """Print the supported values of `model_type`."""
     from pagecore.serving.plan_tables import family_lines
 
-    print("\n".join(family_lines()))
+    print("\n".join(family_lines()), flush=True)
 
 
 def show_plan(arguments: argparse.Namespace) -> int:

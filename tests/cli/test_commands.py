@@ -250,11 +250,12 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_replay(capsys, tm
             assert f"{option} {name!r} is not a valid path" in refused(capsys, "replay", trace, option, name)
 
 
-def test_an_interrupted_command_ends_in_one_line(capsys, trace, monkeypatch):
+@pytest.mark.parametrize("name", ["pagecore.serving.replay.replay", "pagecore.cli.arguments.parser"])
+def test_an_interrupted_command_ends_in_one_line(capsys, trace, monkeypatch, name):
     def interrupt(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pagecore.serving.replay.replay", interrupt)
+    monkeypatch.setattr(name, interrupt)
     assert call(capsys, "replay", trace) == (130, "", "pagecore: interrupted\n")
 
 
@@ -442,7 +443,8 @@ def test_a_closed_output_prints_no_traceback(trace):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_reader_that_exits_early_causes_no_traceback(trace):
-    command = f"{sys.executable} -m pagecore.cli replay {trace} | true"
+@pytest.mark.parametrize("arguments", ["replay '{trace}'", "plan --families"])
+def test_a_reader_that_exits_early_causes_no_traceback(trace, arguments):
+    command = f"{sys.executable} -m pagecore.cli {arguments.format(trace=trace)} | true"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr
