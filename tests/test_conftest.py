@@ -1,9 +1,10 @@
-"""The option --cases of tests/conftest.py keeps a few evenly spaced cases of each test."""
+"""Hooks of tests/conftest.py: --cases keeps evenly spaced cases of each test; parallel workers send few reports."""
 
 from types import SimpleNamespace
 
 import pytest
 
+from tests import conftest
 from tests.conftest import pytest_keep_few_cases
 
 
@@ -44,3 +45,34 @@ def test_each_test_keeps_cases_of_its_own_in_order():
 
 def test_without_the_option_every_case_is_kept():
     assert kept(cases("a.py::one", 9), None) == cases("a.py::one", 9)
+
+
+def sent(monkeypatch, outcomes):
+    """Return the phases that a worker reports of a test whose phases end as in `outcomes`."""
+    reports = [SimpleNamespace(when=when, passed=outcome == "passed") for when, outcome in outcomes.items()]
+    monkeypatch.setattr(conftest, "runtestprotocol", lambda *arguments, **options: reports)
+    seen = []
+    hook = SimpleNamespace(pytest_runtest_logreport=lambda report: seen.append(report.when))
+    assert conftest.pytest_runtest_protocol(SimpleNamespace(ihook=hook), None)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "expected"),
+    [
+        ({"setup": "passed", "call": "passed", "teardown": "passed"}, ["call"]),
+        ({"setup": "passed", "call": "failed", "teardown": "passed"}, ["call"]),
+        ({"setup": "passed", "call": "passed", "teardown": "failed"}, ["call", "teardown"]),
+        ({"setup": "failed", "teardown": "passed"}, ["setup"]),
+        ({"setup": "skipped", "teardown": "passed"}, ["setup"]),
+    ],
+    ids=str,
+)
+def test_a_worker_reports_each_call_and_each_phase_that_did_not_pass(monkeypatch, outcomes, expected):
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
+    assert sent(monkeypatch, outcomes) == expected
+
+
+def test_one_process_reports_as_pytest_does(monkeypatch):
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    assert conftest.pytest_runtest_protocol(None, None) is None
