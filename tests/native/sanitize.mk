@@ -8,6 +8,9 @@
 #
 # A sanitizer needs its own objects, in build/sanitize/KIND/. A driver consists of a room's sources, the room's tests and
 # the harness. -Og -g1 takes half the time of -O1 -g, and reports still name lines.
+#
+# The tests of a room are compiled as one translation unit: apart, they instantiate the same templates and take twice the
+# time. Their names must differ; a test that defines a macro for a header is a unit of its own (APART).
 
 BUILD ?= build/sanitize
 SEED ?= 1
@@ -56,10 +59,13 @@ endif
 CODE_interop := $(CODE_ops)
 # The kernels, for tests/ops/native/panels.cpp and amx.cpp.
 LEVELS_ops := $(ISAS_$(MACHINE):%=tests/ops/native/levels/%.cpp)
-# Single-threaded drivers are left out of TSan.
-DRIVERS_asan = $(wildcard tests/$(1)/native/*.cpp) $(LEVELS_$(1))
-DRIVERS_plain = $(wildcard tests/$(1)/native/*.cpp) $(LEVELS_$(1))
-DRIVERS_tsan = $(shell grep -lE 'in_threads|std::thread' tests/$(1)/native/*.cpp)
+# Single-threaded tests are left out of TSan.
+TESTS_asan = $(wildcard tests/$(1)/native/*.cpp)
+TESTS_plain = $(TESTS_asan)
+TESTS_tsan = $(shell grep -lE 'in_threads|std::thread' tests/$(1)/native/*.cpp)
+MORE_asan = $(LEVELS_$(1))
+MORE_plain = $(LEVELS_$(1))
+APART := tests/ops/native/amx.cpp tests/tiers/native/content_chain.cpp
 
 # tests/ops/native/hooks.cpp wraps kernels().
 LINK_asan_ops := -Wl,--wrap=_ZN8pagecore3cpu7kernelsEv
@@ -72,7 +78,7 @@ LINK_plain_index := $(LINK_asan_index)
 LAUNCH ?= $(shell setarch "$$(uname -m)" -R true 2>/dev/null && echo setarch "$$(uname -m)" -R)
 TIMEOUT ?= timeout 900
 
-.PHONY: sanitize asan tsan plain
+.PHONY: sanitize asan tsan plain FORCE
 .DELETE_ON_ERROR:
 sanitize: asan tsan
 asan tsan: %: $(OUT)/%/index.plants $(OUT)/%/ops.plants $(OUT)/%/tiers.plants \
@@ -80,10 +86,14 @@ asan tsan: %: $(OUT)/%/index.plants $(OUT)/%/ops.plants $(OUT)/%/tiers.plants \
 plain: $(OUT)/plain/index.run $(OUT)/plain/ops.run $(OUT)/plain/interop.run $(OUT)/plain/tiers.run
 
 define driver # kind, room
-OBJECTS_$(1)_$(2) := $(patsubst %.cpp,$(OUT)/$(1)/%.o,$(CODE_$(2)) $(call DRIVERS_$(1),$(2)))
-# Half of the time of a driver's compilation is that of its headers.
-$(patsubst %.cpp,$(OUT)/$(1)/%.o,$(wildcard tests/$(2)/native/*.cpp)): PRELUDE = -include $(OUT)/$(1)/prelude.hpp
-$(patsubst %.cpp,$(OUT)/$(1)/%.o,$(wildcard tests/$(2)/native/*.cpp)): $(OUT)/$(1)/prelude.hpp.gch
+TOGETHER_$(1)_$(2) := $(OUT)/$(1)/tests/$(2)/native/together.cpp
+# Written again only if the list of tests has changed.
+$$(TOGETHER_$(1)_$(2)): FORCE
+	@mkdir -p $$(@D)
+	@printf '#include "%s"\n' $(filter-out $(APART),$(call TESTS_$(1),$(2))) > $$@.new
+	@cmp -s $$@.new $$@ || mv $$@.new $$@
+OBJECTS_$(1)_$(2) := $$(TOGETHER_$(1)_$(2):.cpp=.o) $(patsubst %.cpp,$(OUT)/$(1)/%.o,$(CODE_$(2)) \
+                     $(filter $(APART),$(call TESTS_$(1),$(2))) $(call MORE_$(1),$(2)))
 $(OUT)/$(1)/$(2): $$(OBJECTS_$(1)_$(2))
 	@$$(CXX) $$(FLAGS) $$(FLAGS_$(1)) $$(LINK_$(1)_$(2)) $$(LDFLAGS) -o $$@ $$^ $$(LINK_LIBRARIES)
 # Phony, so that they run each time.
@@ -108,11 +118,9 @@ define compile # kind
 $(OUT)/$(1)/%.o: %.cpp tests/native/sanitize.mk
 	@mkdir -p $$(@D)
 	@echo "$(1) $$<"
-	@$$(CXX) $$(FLAGS) $$(FLAGS_$(1)) $$(EXTRA) $$(PRELUDE) -MMD -MP -c -o $$@ $$<
-$(OUT)/$(1)/prelude.hpp.gch: tests/native/prelude.hpp tests/native/sanitize.mk
-	@mkdir -p $$(@D)
-	@echo '#include "$$<"' > $(OUT)/$(1)/prelude.hpp
-	@$$(CXX) $$(FLAGS) $$(FLAGS_$(1)) -MMD -MP -MF $$(@:.hpp.gch=.d) -MT $$@ -x c++-header -o $$@ $(OUT)/$(1)/prelude.hpp
--include $(OUT)/$(1)/prelude.d
+	@$$(CXX) $$(FLAGS) $$(FLAGS_$(1)) $$(EXTRA) -MMD -MP -c -o $$@ $$<
+$(OUT)/$(1)/%.o: $(OUT)/$(1)/%.cpp tests/native/sanitize.mk
+	@echo "$(1) $$<"
+	@$$(CXX) $$(FLAGS) $$(FLAGS_$(1)) -MMD -MP -c -o $$@ $$<
 endef
 $(foreach kind,asan tsan plain,$(eval $(call compile,$(kind))))

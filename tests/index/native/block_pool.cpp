@@ -8,8 +8,8 @@ using namespace pagecore::test;
 
 namespace {
 
-constexpr BlockId kMost = std::numeric_limits<BlockId>::max();
-constexpr BlockId kLeast = std::numeric_limits<BlockId>::min();
+constexpr BlockId kMostBlock = std::numeric_limits<BlockId>::max();
+constexpr BlockId kLeastBlock = std::numeric_limits<BlockId>::min();
 
 class PoolLife {
  public:
@@ -76,7 +76,7 @@ class PoolLife {
     if (!random_.one_in(5)) list.resize(std::min(list.size(), static_cast<size_t>(random_.below(9))));
     for (int64_t wrong = random_.one_in(3) ? random_.between(1, 3) : 0; wrong > 0; --wrong) {
       const auto any = static_cast<BlockId>(random_.below(model_.num_blocks()));
-      const BlockId block = random_.pick({any, any, kNullBlock, -1, model_.num_blocks(), kMost, kLeast});
+      const BlockId block = random_.pick({any, any, kNullBlock, -1, model_.num_blocks(), kMostBlock, kLeastBlock});
       list.insert(list.begin() + random_.between(0, static_cast<int64_t>(list.size())), block);
     }
     return Exact<BlockId>(list);

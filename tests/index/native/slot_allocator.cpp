@@ -11,8 +11,8 @@ using namespace pagecore::test;
 
 namespace {
 
-constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
-constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
+constexpr int64_t kMostSlot = std::numeric_limits<int64_t>::max();
+constexpr int64_t kLeastSlot = std::numeric_limits<int64_t>::min();
 
 using Sequence = std::vector<SlotId>;  // of its tokens
 
@@ -131,7 +131,7 @@ class SlotsLife {
         const Sequence& sequence = *named[i];
         prefix[i] = static_cast<TokenCount>(sequence.size());
         length[i] = static_cast<TokenCount>(std::ssize(sequence) + counts[i]);
-        last[i] = sequence.empty() ? random.pick({int64_t{-1}, kMost, kLeast}) : sequence.back();
+        last[i] = sequence.empty() ? random.pick({int64_t{-1}, kMostSlot, kLeastSlot}) : sequence.back();
       }
     }
   };
@@ -161,10 +161,10 @@ class SlotsLife {
     refuse(ErrorKind::ShapeError, 2, 1, size);
     refuse(ErrorKind::ShapeError, -1, 1, size);
     refuse(ErrorKind::ShapeError, INT32_MIN, INT32_MAX, size);
-    for (const SlotId last : {int64_t{0}, block_size_ - 1, int64_t{-1}, num_slots(), kMost, kLeast})
+    for (const SlotId last : {int64_t{0}, block_size_ - 1, int64_t{-1}, num_slots(), kMostSlot, kLeastSlot})
       refuse(ErrorKind::InvalidBlock, size, size + 1, last);
     if (size > 1) refuse(ErrorKind::ShapeError, size, size + 1, size);
-    for (const int64_t count : {int64_t{-1}, kLeast}) PC_REFUSES(ShapeError, slots_->plan_allocate(count));
+    for (const int64_t count : {int64_t{-1}, kLeastSlot}) PC_REFUSES(ShapeError, slots_->plan_allocate(count));
     const Exact<TokenCount> none(std::vector<TokenCount>{0}), two(std::vector<TokenCount>{1, 2});
     const Exact<SlotId> one(std::vector<SlotId>{-1});
     PC_REFUSES(ShapeError, slots_->plan_decode(none.span(), one.span()));
@@ -172,7 +172,7 @@ class SlotsLife {
     PC_REFUSES(ShapeError, slots_->plan_extend(two.span(), two.span(), one.span()));
     extend_what_is_free();
     // More tokens than any pool has: takes no block and overflows no sum.
-    PC_CHECK(slots_->plan_allocate(kMost) == kMost, "planned");
+    PC_CHECK(slots_->plan_allocate(kMostSlot) == kMostSlot, "planned");
     PC_CHECK(!slots_->has_room(), "has_room() is true for an impossible plan");
   }
 
@@ -220,7 +220,7 @@ class SlotsLife {
       const Exact<SlotId> slots(list);
       refuses(kind, __FILE__, __LINE__, [&] { slots_->free(slots.span()); });
     };
-    for (const SlotId wrong : {int64_t{-1}, int64_t{0}, block_size_ - 1, num_slots(), kMost, kLeast})
+    for (const SlotId wrong : {int64_t{-1}, int64_t{0}, block_size_ - 1, num_slots(), kMostSlot, kLeastSlot})
       refuse(ErrorKind::InvalidBlock, {wrong});
     if (block_size_ > 2) refuse(ErrorKind::InvalidBlock, {block_size_ + 2});
     for (BlockId block = 1; block < num_blocks_; ++block) {
@@ -321,7 +321,7 @@ PC_TEST(slot_allocators_of_several_threads_share_a_pool_and_no_slot) {
 
 PC_TEST(slot_allocator_refuses_slots_beyond_int32) {
   const auto pool = std::make_shared<BlockPool>(3, Order::Lifo);
-  for (const int64_t wrong : {int64_t{0}, int64_t{-1}, int64_t{1} << 31, kMost, kLeast})
+  for (const int64_t wrong : {int64_t{0}, int64_t{-1}, int64_t{1} << 31, kMostSlot, kLeastSlot})
     PC_REFUSES(ShapeError, SlotAllocator(pool, wrong));
   SlotAllocator large(pool, std::numeric_limits<int32_t>::max());
   large.plan_allocate(1);

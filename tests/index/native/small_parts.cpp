@@ -17,7 +17,7 @@ using namespace pagecore::test;
 
 namespace {
 
-constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
+constexpr int32_t kMostDividend = std::numeric_limits<int32_t>::max();
 
 // Ids around every word and level boundary of a set of `capacity` ids.
 std::vector<BlockId> edges(BlockId capacity) {
@@ -280,17 +280,18 @@ PC_TEST(step_buffers_refuse_impossible_sizes) {
 
 PC_TEST(divider_divides_as_the_processor_does) {
   rounds(2000, [](Random& random) {
-    const auto any = static_cast<int32_t>(random.between(1, kMost));
+    const auto any = static_cast<int32_t>(random.between(1, kMostDividend));
     const auto small = static_cast<int32_t>(random.between(1, 300));
-    const int32_t divisor = random.pick({any, small, small, 1, 2, 3, kMost, kMost - 1, 1 << 30});
+    const int32_t divisor = random.pick({any, small, small, 1, 2, 3, kMostDividend, kMostDividend - 1, 1 << 30});
     const Divider divider(divisor);
-    const auto multiple = static_cast<int32_t>(kMost / divisor * int64_t{divisor});
-    const auto other = static_cast<int32_t>(random.between(0, kMost));
-    for (const int32_t dividend : {0, 1, other, divisor, divisor - 1, multiple, multiple - 1, kMost, kMost - 1}) {
+    const auto multiple = static_cast<int32_t>(kMostDividend / divisor * int64_t{divisor});
+    const auto other = static_cast<int32_t>(random.between(0, kMostDividend));
+    for (const int32_t dividend :
+         {0, 1, other, divisor, divisor - 1, multiple, multiple - 1, kMostDividend, kMostDividend - 1}) {
       PC_CHECK(divider.floor(dividend) == dividend / divisor, dividend, " / ", divisor);
       const auto up = static_cast<int32_t>((int64_t{dividend} + divisor - 1) / divisor);
       PC_CHECK(divider.ceil(dividend) == up, dividend, " / ", divisor, ", upwards");
-      for (const int64_t wide : {int64_t{dividend}, dividend + (int64_t{1} << 31), dividend * int64_t{kMost}})
+      for (const int64_t wide : {int64_t{dividend}, dividend + (int64_t{1} << 31), dividend * int64_t{kMostDividend}})
         PC_CHECK(divider.floor_wide(wide) == wide / divisor, wide, " / ", divisor);
     }
   });

@@ -14,7 +14,7 @@ namespace {
 
 constexpr TokenCount kSizes[] = {4, 3};  // of the two groups
 constexpr TokenCount kLargest = 4;
-constexpr int kSteps = 1500;
+constexpr int kTableSteps = 1500;
 
 struct SharedPool {
   explicit SharedPool(BlockId num_blocks)
@@ -37,7 +37,7 @@ class Writer {
       : pools_{&a, &b}, random_(seed), tables_({a.pool, b.pool}, {kSizes[0], kSizes[1]}, 6, 20) {}
 
   void run() {
-    for (int i = 0; i < kSteps; ++i) {
+    for (int i = 0; i < kTableSteps; ++i) {
       step();
       if (i % 16 == 0) verify();
     }

@@ -65,7 +65,8 @@ Planned any_plan(Random& random, CudaPlanner& planner) {
 void covers(const Planned& plan) {
   std::map<int32_t, std::vector<PcWorkItem>> items_of;
   for (int id = 0; id < PC_NUM_SECTIONS; ++id) {
-    const int32_t unit = plan.layout.batch_invariant != 0 ? kFoldTokens : plan.layout.sections[id].split_floor;
+    const int32_t unit =
+        plan.layout.batch_invariant != 0 ? pagecore::kFoldTokens : plan.layout.sections[id].split_floor;
     std::vector<bool> owned(static_cast<size_t>(plan.layout.num_split_rows));
     for (const PcWorkItem& item : plan.items[id]) {
       PC_CHECK(item.query_count >= 1 && item.query_count <= plan.layout.sections[id].query_tile, item.query_count);

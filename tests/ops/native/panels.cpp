@@ -48,7 +48,7 @@ void check_pairs(Random& random, const Products& level) {
 // ---- products
 
 // A product and its expected result; gaps between rows hold NaN.
-struct Case {
+struct ProductCase {
   int64_t rows, depth, columns, lda, ldb, ldc;
   bool in_pairs;
   std::vector<double> a, b;  // [rows, depth], [depth, columns]
@@ -56,7 +56,7 @@ struct Case {
   Numbers<char> left, right;
   Numbers<float> before;
 
-  Case(Random& random, bool pairs)
+  ProductCase(Random& random, bool pairs)
       : rows(random.pick({random.between(1, 20), random.between(1, 200), int64_t{64}})),
         depth(pairs ? kPairDepth * random.between(1, 6)
                     : random.pick({random.between(0, 200), int64_t{64}, random.between(257, 400)})),
@@ -137,7 +137,7 @@ struct Case {
 bool same_bits(float a, float b) { return std::memcmp(&a, &b, sizeof(a)) == 0; }
 
 void check_product(Random& random, const Products& level, bool pairs) {
-  const Case product(random, pairs);
+  const ProductCase product(random, pairs);
   const std::vector<float> all = product.run(random, level, 0, product.rows, 0, product.columns);
   product.compare(level, all);
   // A row has the same bits regardless of other rows.

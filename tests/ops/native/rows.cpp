@@ -91,7 +91,7 @@ std::vector<int64_t> any_slots(Random& random, int64_t count, int64_t num_slots)
   return slots;
 }
 
-void write_some(Random& random) {
+void write_some_rows(Random& random) {
   hooks = {random.one_in(2), static_cast<int32_t>(random.pick({0, 0, 1, 3}))};
   const int64_t tokens = random.one_in(8) ? random.between(60, 140) : random.between(0, 20);
   const int64_t blocks = random.between(1, 5), block_size = random.pick({1, 3, 16, 24, 32}),
@@ -176,7 +176,7 @@ void merge_some(Random& random) {
 PC_TEST(write_puts_every_row_in_its_slot_and_nothing_else) {
   for (const std::string& name : available_isas()) {
     set_isa(name);
-    rounds(150, write_some);
+    rounds(150, write_some_rows);
   }
   hooks = {};
   set_isa("");

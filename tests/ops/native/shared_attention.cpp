@@ -11,8 +11,6 @@ using namespace pagecore::cpu;
 
 namespace {
 
-constexpr int64_t kBlockSize = 16, kKvHeads = 3, kHeads = 6, kDim = 64;
-
 // Long enough for several threads, with splits to merge and padding to clear.
 class Shared {
  public:
@@ -47,6 +45,7 @@ class Shared {
   }
 
  private:
+  static constexpr int64_t kBlockSize = 16, kKvHeads = 3, kHeads = 6, kDim = 64;
   static constexpr int64_t kWidth = 2100 / kBlockSize + 1;
 
   std::unique_ptr<Array> numbers(Float type, std::vector<int64_t> shape) {

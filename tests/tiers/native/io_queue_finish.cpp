@@ -11,9 +11,9 @@ using namespace pagecore::tiers;
 
 namespace {
 
-constexpr Slot kSlots = 40;  // in two units of the table
-constexpr size_t kBytes = 4096;
-constexpr int64_t kTable = 8192, kData = kTable + 2 * 4096;
+constexpr Slot kGatedSlots = 40;  // in two units of the table
+constexpr size_t kGatedBytes = 4096;
+constexpr int64_t kGatedTable = 8192, kGatedData = kGatedTable + 2 * 4096;
 
 // A write of the table reports that it began, and waits.
 struct Gate {
@@ -39,7 +39,7 @@ class Finishing {
   IoQueue queue{1, kMemoryOps};
 
   Finishing() {
-    MemoryFile::only().reset(static_cast<size_t>(kData) + kSlots * kBytes);
+    MemoryFile::only().reset(static_cast<size_t>(kGatedData) + kGatedSlots * kGatedBytes);
     auto job = std::make_unique<EraseJob>(1, std::vector<EraseJob::Place>{{table_.get(), 0}, {table_.get(), 39}},
                                           std::vector{table_});
     job_ = job.get();
@@ -67,12 +67,13 @@ class Finishing {
 
   // A load of the table's file, which takes one transfer.
   [[nodiscard]] std::unique_ptr<Job> load(Ticket ticket, const Payload& memory) const {
-    return std::make_unique<Job>(ticket, Direction::Load, std::vector<Transfer>{{3, kData, memory.data(), kBytes, 0}});
+    return std::make_unique<Job>(ticket, Direction::Load,
+                                 std::vector<Transfer>{{3, kGatedData, memory.data(), kGatedBytes, 0}});
   }
 
  private:
-  std::shared_ptr<SlabTable> table_ =
-      std::make_shared<SlabTable>(3, kGatedOps, std::vector<uint8_t>(64, 7), kSlots, kBytes, kTable, kData);
+  std::shared_ptr<SlabTable> table_ = std::make_shared<SlabTable>(3, kGatedOps, std::vector<uint8_t>(64, 7),
+                                                                  kGatedSlots, kGatedBytes, kGatedTable, kGatedData);
   Job* job_;
 };
 
@@ -90,7 +91,7 @@ PC_TEST(cancel_leaves_a_job_that_is_being_finished_alone) {
   job.check_ended(job.queue.poll());
 
   // The queue still runs other jobs, and cancels those that wait.
-  const Payload memory(kBytes);
+  const Payload memory(kGatedBytes);
   job.queue.submit(job.load(2, memory));
   PC_CHECK(job.queue.drain(10) && job.queue.poll().size() == 1, "the load has not ended");
   job.queue.check_invariants();
@@ -98,7 +99,7 @@ PC_TEST(cancel_leaves_a_job_that_is_being_finished_alone) {
 
 PC_TEST(cancel_ends_jobs_that_wait_while_another_is_being_finished) {
   Finishing job;
-  const Payload memory(kBytes);
+  const Payload memory(kGatedBytes);
   job.queue.submit(job.load(2, memory));
   job.queue.cancel(1);
   job.queue.cancel(2);
@@ -113,7 +114,7 @@ PC_TEST(cancel_ends_jobs_that_wait_while_another_is_being_finished) {
 
 PC_TEST(close_leaves_a_job_that_is_being_finished_alone) {
   Finishing job;
-  const Payload memory(kBytes);
+  const Payload memory(kGatedBytes);
   std::thread closing([&] { job.queue.close(); });
   // close() refuses jobs and cancels those that wait while it holds the lock: once one is refused, all are cancelled.
   for (Ticket ticket = 2;; ++ticket) {

@@ -37,7 +37,7 @@ std::vector<Piece> cut(Random& random, const Exact<uint8_t>& memory) {
   return pieces;
 }
 
-Exact<uint8_t> noise(Random& random, size_t size) {
+Exact<uint8_t> random_source(Random& random, size_t size) {
   Exact<uint8_t> bytes(size);
   for (uint8_t& each : bytes.span()) each = static_cast<uint8_t>(random.bits());
   return bytes;
@@ -47,7 +47,7 @@ Exact<uint8_t> noise(Random& random, size_t size) {
 
 PC_TEST(streams_move_every_byte) {
   rounds(20, [](Random& random) {
-    const Exact<uint8_t> source = noise(random, static_cast<size_t>(random.between(1, 200'000)));
+    const Exact<uint8_t> source = random_source(random, static_cast<size_t>(random.between(1, 200'000)));
     const Exact<uint8_t> target(source.size());
     const auto sent = cut(random, source), received = cut(random, target);
     int sockets[2];
@@ -66,7 +66,7 @@ PC_TEST(streams_move_every_byte) {
 
 PC_TEST(sums_and_copies_do_not_depend_on_the_pieces) {
   rounds(100, [](Random& random) {
-    const Exact<uint8_t> source = noise(random, static_cast<size_t>(random.between(1, 3000)));
+    const Exact<uint8_t> source = random_source(random, static_cast<size_t>(random.between(1, 3000)));
     const Exact<uint8_t> target(source.size());
     const auto pieces = cut(random, target);
     scatter_pieces(source.data(), pieces);
