@@ -57,7 +57,7 @@ test: $(VENV)/.test build
 	$(BIN)/python -m pytest -m serial $$(grep -rlw mark.serial tests --include='test_*.py')
 
 test-quick: $(VENV)/.test build
-	$(BIN)/python -m pytest -q -x $(PARALLEL) -m "not slow and not serial" --cases 2 --ignore tests/interop
+	$(BIN)/python -m pytest -q -x $(PARALLEL) -m "not slow and not serial" --cases 1 --ignore tests/interop
 
 # Servers for the tests of remote stores, into build/servers; a test whose server is missing is skipped.
 servers: $(VENV)/.created

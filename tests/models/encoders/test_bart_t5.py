@@ -110,6 +110,7 @@ def test_the_default_split_of_whisper_is_by_its_own_length():
     assert context.requests >= 0.97 * context.best_requests
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", ENCODER_DECODERS)
 def test_defaults_are_those_of_transformers(model_type):
     transformers = require("transformers")
@@ -126,6 +127,7 @@ OTHERS = {"led", "speech_to_text", "whisper"}  # two longest sequences
 KIN_OF_T5 = {"longt5", "mt5", "pop2piano", "switch_transformers", "t5", "udop", "umt5"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", sorted(ENCODER_DECODERS.keys() - KIN_OF_T5 - OTHERS))
 def test_kin_of_bart_have_the_layers_that_transformers_builds(model_type):
     transformers, torch = require("transformers"), require("torch")

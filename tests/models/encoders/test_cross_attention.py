@@ -177,6 +177,7 @@ def stored(decoder, arguments):
     return [(layer.keys.shape[1], layer.keys.shape[3]) for layer in layers]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", MODELS)
 def test_specs_are_those_of_the_cache_of_a_small_model(model_type):
     transformers, torch = require("transformers"), require("torch")
