@@ -24,6 +24,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # torch's inductor would compile and run a program to see if each instruction set works that the processor reports.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+# Its processes for compilation would import torch, for graphs of one or two kernels.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # JAX would look at each frame of a traceback for each exception that the tests expect.
 os.environ.setdefault("JAX_TRACEBACK_FILTERING", "off")
 ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}")

@@ -83,9 +83,8 @@ def model(query, caches, slots, table, lens, starts):
     return query
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dynamic", [None, True])
-def test_inductor_writes_to_the_caches_in_place(dynamic, layout, written):
+@pytest.mark.parametrize(("layout", "dynamic"), in_turn(LAYOUTS, over=[[True, None]]))
+def test_inductor_writes_to_the_caches_in_place(layout, dynamic, written):
     steps = [make_step(layout=layout) for _ in range(2)]
     caches = [(step.key_cache, step.value_cache) for step in steps]
     first = steps[0]
@@ -145,7 +144,7 @@ def test_planes_sliced_inside_the_graph_are_written_and_read(cut, backend):
 
     step, whole, expected = make_step(), torch.zeros(shape), torch.zeros(shape)
     compiled = torch.compile(layer, fullgraph=True, backend=backend, dynamic=False)
-    for number in (2, 1):  # each has a graph of its own
+    for number in (2, 1) if backend == "aot_eager" else (1,):  # each has a graph of its own
         torch.testing.assert_close(compiled(step, whole, number), layer(step, expected, number))
     assert torch.equal(whole, expected)
 
