@@ -375,17 +375,18 @@ class SchedulerModel:
         slots = max(row.sequence.num_tokens, row.sequence.capacity)
         return math.ceil(slots / self.cache.block_size) + (row.request.samples > 1)
 
-    def preempt_all(self, swap):
-        self.unpin(self.pinned)
+    def send_back(self, rows, swap):
+        if self.pinned in rows:
+            self.unpin(self.pinned)
         for row in self.waiting:
-            if row.sequence is not None and not swap:
+            if row.sequence is not None and not swap and row in rows:
                 self.cache.remove(row.sequence)
                 row.sequence = None
-        names, ratio = [row.name for row in self.running], self.ratio
-        for row in self.running[::-1]:
+        running, ratio = [row for row in self.running if row in rows], self.ratio
+        for row in running[::-1]:
             self.give_way(row, swap)
         self.ratio = ratio
-        return names
+        return [row.name for row in running]
 
     def give_way(self, row, swap=True):
         row.tokens = list(row.sequence.ids)

@@ -99,6 +99,7 @@ TARGETS = {
     },
     "add": lambda value: scheduler().add(value),
     "cancel": lambda value: scheduler().cancel(value),
+    "preempt": lambda value: scheduler().preempt([value]),
     "check_request.num_prompt_tokens": lambda value: scheduler().check_request(0, value, 1),
     "check_request.max_new_tokens": lambda value: scheduler().check_request(0, 1, value),
     "check_request.samples": lambda value: scheduler().check_request(0, 1, 1, value),

@@ -1,10 +1,10 @@
-"""`Scheduler.preempt_all`: the cache holds nothing afterwards, and the requests continue later."""
+"""`Scheduler.preempt_all` and `preempt`: the runs hold nothing in the cache afterwards, and continue later."""
 
 import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, PagedKVCache, SwapSpace
-from pagecore.errors import InvalidSequence, UnsupportedOption
+from pagecore.errors import InvalidSequence, ShapeError, UnsupportedOption
 from pagecore.serving import Request, Scheduler
 from tests.serving.fake_cache import FakeCache, FakeSpace
 from tests.serving.runs import advance, drain, expected, request
@@ -120,5 +120,46 @@ def test_outputs_stay_equal(overlap, swap):
             server.scheduler.preempt_all(swap=swap)
         server.check()
     assert server.scheduler.num_preemptions > 6
+    assert server.ended == {(one.id, n): answer(one, n) for one in requests for n in range(one.samples)}
+    server.check_empty()
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_some_runs_return_to_the_queue(swap):
+    scheduler, runs = started(40)
+    assert scheduler.preempt([runs[2], runs[3], runs[0], runs[0]], swap=swap) == [runs[0], runs[2]]
+    scheduler.check_invariants()
+    assert (list(scheduler.running), list(scheduler.waiting)) == ([runs[1]], [runs[0], runs[2], runs[3]])
+    assert scheduler.num_swaps == 2 * swap
+    assert scheduler.preempt(iter(runs), swap=False) == [runs[1]]
+    assert not scheduler.cache.sequences
+    assert len(drain(scheduler)) == 4
+    assert scheduler.preempt(runs) == []  # they have ended
+    for strange in (None, "run", [7], [*runs, started()[1][0]]):
+        with pytest.raises((InvalidSequence, ShapeError), match=r"(?i)run"):
+            scheduler.preempt(strange)
+
+
+@pytest.mark.parametrize("swap_blocks", [None, 24])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_runs_compute_again_what_was_revoked(overlap, swap_blocks):
+    server = Server(num_blocks=24, max_running=4, max_tokens_per_step=9, swap_blocks=swap_blocks, overlap=overlap)
+    prompts = [np.append(np.arange(6), [100 * number] * 3) for number in range(6)]
+    requests = [Request(number, prompt, 9, samples=1 + number % 2) for number, prompt in enumerate(prompts)]
+    for one in requests:
+        server.add(one)
+    turns = num_affected = 0
+    while server.turn():
+        turns += 1
+        if turns % 5 == 0 and server.previous is not None:
+            server.accept()
+        held = [run.held for run in server.scheduler.running if run.held.num_computed_tokens > 3]
+        if turns % 5 == 0 and held:
+            block = np.asarray(server.cache.block_table())[held[0].row, 1]
+            server.plane.reshape(-1, 2)[block] = 999
+            affected = [sequence.id for sequence in server.cache.revoke_blocks([block])]
+            num_affected += len(server.scheduler.preempt(affected))
+        server.check()
+    assert num_affected > 3
     assert server.ended == {(one.id, n): answer(one, n) for one in requests for n in range(one.samples)}
     server.check_empty()

@@ -205,9 +205,18 @@ class SchedulerMachine(RuleBasedStateMachine):
     def preempt_all(self, swap, is_rare):
         if not is_rare:
             runs = self.scheduler.preempt_all(swap=swap)
-            assert [name(run) for run in runs] == self.model.preempt_all(swap)
+            model = self.model
+            assert [name(run) for run in runs] == model.send_back([*model.waiting, *model.running], swap)
             held = self.scheduler.cache.sequences.values()
             assert all(each.is_swapped for each in held) if swap else not held
+
+    @precondition(lambda self: self.pairs and not self.steps)
+    @rule(data=st.data(), swap=st.booleans(), is_rare=st.integers(0, 3))
+    def preempt(self, data, swap, is_rare):
+        if not is_rare:
+            chosen = data.draw(st.lists(st.sampled_from(sorted(self.pairs)), max_size=4))
+            runs, rows = [self.pairs[key][0] for key in chosen], [self.pairs[key][1] for key in chosen]
+            assert [name(run) for run in self.scheduler.preempt(runs, swap=swap)] == self.model.send_back(rows, swap)
 
     @rule(turns=st.integers(1, 6), seed=st.integers(0, 2**20))
     def turn(self, turns, seed=0):

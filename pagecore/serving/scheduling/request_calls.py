@@ -8,9 +8,11 @@ from pagecore.errors import InvalidSequence, UnsupportedOption
 from pagecore.serving.scheduling.crossing import check_cross, check_retention
 from pagecore.serving.scheduling.request import QueueFull, Request, Run
 from pagecore.serving.scheduling.view import SchedulerView
-from pagecore.storage.checks import flag, shown
+from pagecore.storage.checks import as_tuple, flag, shown
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pagecore.cache import PagedKVCache
     from pagecore.serving.scheduling.limits import Limits
 
@@ -121,11 +123,7 @@ class SchedulerRequests(SchedulerView):
             `run` is not a run of this scheduler.
         """
         roster = self._settled()
-        if not isinstance(run, Run):
-            raise InvalidSequence(f"expected a Run (as returned by add), got {shown(run)}")
-        if run.owner is not self:
-            raise InvalidSequence(f"{run!r} belongs to another scheduler; cancel it there")
-        if run.has_ended:
+        if self._require_run(run, "cancel").has_ended:
             return False
         roster.cancel(run)
         return True
@@ -161,13 +159,58 @@ class SchedulerRequests(SchedulerView):
         As vLLM's ``reset_prefix_cache(reset_running_requests=True)``, and SGLang's ``pause_generation`` that retracts.
         """
         roster = self._settled()
+        return self._preempt((*roster.waiting, *roster.running), swap)
+
+    def preempt(self, runs: Iterable[Run], *, swap: bool = False) -> list[Run]:
+        """Move some running runs to the front of the queue; the next `schedule` may admit them again.
+
+        For runs that have to compute something again: after `PagedKVCache.revoke_prefix` or `revoke_blocks`, pass the
+        ids of the sequences that it returned, which are their runs. An exception may leave some of them running: call
+        it again then.
+
+        Parameters
+        ----------
+        runs : iterable of Run
+            Runs that wait give up the cached prefix or the swapped sequence that they hold, as in `preempt_all`; for
+            runs that have ended nothing changes.
+        swap : bool
+            If False, the tokens so far become the prompts, of which the prefix cache may have a part. If True, runs go
+            to the swap space while it has room and continue where they were.
+
+        Returns
+        -------
+        list of Run
+            Those that were running, in order of admission.
+
+        Raises
+        ------
+        InvalidSequence
+            An object that is not a run of this scheduler, or a step is open; nothing is changed.
+        ShapeError
+            `runs` is not iterable.
+        UnsupportedOption
+            `swap` is not True or False.
+        """
+        self._settled()
+        chosen = as_tuple("runs", runs, "runs of this scheduler")
+        return self._preempt([self._require_run(run, "preempt") for run in chosen], swap)
+
+    def _preempt(self, runs: Iterable[Run], swap: bool) -> list[Run]:
+        roster, chosen = self._roster, set(runs)
         swap = flag("swap", swap)
         if roster.steps:
             raise InvalidSequence("a step is open; accept or abandon it, then preempt the runs")
         held = roster.pinned if swap else [run for run in roster.waiting if run.held is not None]
-        for run in list(held):
+        for run in [each for each in held if each in chosen]:
             roster.unpin(run)
-        running = list(roster.running)
+        running = [run for run in roster.running if run in chosen]
         for run in reversed(running):
             roster.preempt(run, swap=swap, is_retraction=False)
         return running
+
+    def _require_run(self, run: Run, action: str) -> Run:
+        if not isinstance(run, Run):
+            raise InvalidSequence(f"expected a Run (as returned by add), got {shown(run)}")
+        if run.owner is not self:
+            raise InvalidSequence(f"{run!r} belongs to another scheduler; {action} it there")
+        return run
