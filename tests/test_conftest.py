@@ -1,5 +1,6 @@
-"""Hooks of tests/conftest.py: --cases keeps evenly spaced cases of each test; parallel workers send few reports."""
+"""Hooks of tests/conftest.py: --cases, the reports of parallel workers, and garbage collection."""
 
+import gc
 from types import SimpleNamespace
 
 import pytest
@@ -76,3 +77,13 @@ def test_a_worker_reports_each_call_and_each_phase_that_did_not_pass(monkeypatch
 def test_one_process_reports_as_pytest_does(monkeypatch):
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     assert conftest.pytest_runtest_protocol(None, None) is None
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("a test file is wrong")], ids=["collected", "failed"])
+def test_garbage_is_not_collected_while_tests_are_and_is_afterwards(error):
+    collection = conftest.pytest_collection()
+    next(collection)
+    assert not gc.isenabled()
+    with pytest.raises(StopIteration if error is None else RuntimeError):
+        collection.throw(error) if error else collection.send(True)
+    assert gc.isenabled()
