@@ -1,1 +1,1 @@
-"""Headers shared by all native code: ids, checks, rounding, exceptions of C++; and parts of its library for Cython."""
+"""Shared by all native code: ids, checks, rounding, translated exceptions, and containers of C++ for Cython."""
