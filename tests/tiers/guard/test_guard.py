@@ -366,7 +366,8 @@ def test_loads_larger_than_the_staging_memory_pass_in_parts():
     with Guard(data) as guard:
         expected = large.fill(1)
         stored(guard, large, keys)
-    with Guard(MemoryStore(verifies=False, data=data.data), budget_bytes=10 * 4096) as guard:
+    store = MemoryStore(verifies=False, data=data.data)
+    with Guard(store, budget_bytes=10 * 4096, deadline=Deadline(60.0)) as guard:
         large.poison()
         assert wait(guard, guard.submit_load(keys, large.pieces())).ok.all()
         np.testing.assert_array_equal(large.payloads, expected)
