@@ -125,7 +125,8 @@ class PrefixMethods(PartsOwner):
         Parameters
         ----------
         tokens : array_like of int
-            The prefix, up to the end of the first wrong block or longer, ``[num_tokens]``.
+            The prefix, up to the end of the first wrong block or longer, ``[num_tokens]``; a last block that is
+            incomplete is not looked up.
         valid : int
             Tokens at its beginning whose keys and values are right.
         namespace, spans, cross_digest
