@@ -266,8 +266,7 @@ class Tiers(CacheObserver):
         UnsupportedOption
             The tiers are closed.
         """
-        if self._is_closed:
-            raise UnsupportedOption("the tiers are closed; make new ones")
+        self._require_open()
         kept = require_int("keep", keep, 0, max=None)
         ids = token_ids(tokens)
         prefix: dict[str, Any] = {"namespace": namespace, "spans": checked_spans(spans), "cross_digest": cross_digest}
@@ -291,8 +290,7 @@ class Tiers(CacheObserver):
         UnsupportedOption
             The tiers are closed.
         """
-        if self._is_closed:
-            raise UnsupportedOption("the tiers are closed; make new ones")
+        self._require_open()
         with Held(self._parts.state.lock):
             freed = self.cache.evict_namespace(namespace, cross_digest=cross_digest)
             return freed + self.host.evict_namespace(namespace, cross_digest=cross_digest)
@@ -319,8 +317,7 @@ class Tiers(CacheObserver):
         UnsupportedOption
             The tiers are closed.
         """
-        if self._is_closed:
-            raise UnsupportedOption("the tiers are closed; make new ones")
+        self._require_open()
         first, ids = require_int("valid", valid, 0, max=None), token_ids(tokens)
         prefix: dict[str, Any] = {"namespace": namespace, "spans": checked_spans(spans), "cross_digest": cross_digest}
         affected = self.cache.revoke_prefix(ids, valid=first, **prefix)  # nothing more is copied from the device
@@ -402,6 +399,10 @@ class Tiers(CacheObserver):
                 self.host.is_exclusive = False
             else:
                 self.host.close()
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise UnsupportedOption("the tiers are closed; make new ones")
 
     def __enter__(self) -> Self:
         return self
