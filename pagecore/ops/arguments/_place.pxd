@@ -1,5 +1,4 @@
 # The device and stream of a call; see _place.pyx. `name` is that of the argument, for messages.
-from cpython.object cimport PyObject
 from libc.stdint cimport int64_t
 
 from pagecore.arrays.tensors._tensor cimport Tensor
@@ -10,7 +9,7 @@ cdef struct Place:
     int device_type
     int device_id
     size_t stream    # CUDA handle, 0 is the default stream; 0 on the host
-    PyObject* name   # first argument, a string literal that outlives the call; borrowed, for messages
+    void* name       # first argument, a string literal that outlives the call; borrowed, for messages
 
 
 # Fills `place` for a call whose first array is `first`, which the caller passed as `example`. `stream` is the argument

@@ -1,6 +1,5 @@
 """The device and stream of a call: its memory, the order of its work, and copies of arrays between host and device."""
 
-from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uintptr_t
 
 from pagecore.arrays.dtypes.codes cimport CPU, UINT8
@@ -23,7 +22,7 @@ cdef int find_place(Place* place, Tensor first, str name, object example, object
     place.device_type = first.device_type
     place.device_id = first.device_id
     place.stream = 0
-    place.name = <PyObject*>name
+    place.name = <void*>name
     if first.device_type != CPU:
         place.stream = streams.stream_handle(stream, example, place.device_id)
         return 0

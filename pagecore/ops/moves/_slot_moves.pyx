@@ -1,6 +1,5 @@
 """Moves of tokens between slots of one pool, for compaction: planned first, then run without anything that can fail."""
 
-from cpython.object cimport PyObject
 from libc.stdint cimport int64_t
 
 from pagecore.arrays.dtypes.codes cimport CPU
@@ -46,7 +45,7 @@ cdef class SlotMoves:
         cdef KeySummaryPlanes planes
         cdef size_t i
         moves.place.device_type, moves.place.device_id = first.device_type, first.device_id
-        moves.place.stream, moves.place.name = stream, <PyObject*>"plane"
+        moves.place.stream, moves.place.name = stream, <void*>"plane"
         moves.arrays = self.arrays
         for i in range(self.bounds.size()):
             planes.stored, planes.low, planes.high = self.bounds[i].key, self.bounds[i].low, self.bounds[i].high
