@@ -23,9 +23,9 @@ def encoded(request):
 class Transcriber:
     """An engine whose next token is a hash of the mean of the encoder's values and of the tokens so far."""
 
-    def __init__(self, num_blocks=(33, 13), num_swapped=0, **options):
+    def __init__(self, num_blocks=(33, 13), num_swapped=0, max_sequences=6, **options):
         layers = [OWN, CrossSpec(1, 8, dtype="float32", num_query_heads=1, max_tokens=20)]
-        self.cache = PagedKVCache(layers, block_size=4, num_blocks=list(num_blocks), max_sequences=6)
+        self.cache = PagedKVCache(layers, block_size=4, num_blocks=list(num_blocks), max_sequences=max_sequences)
         for layer in range(2):
             for name in ("key", "value"):
                 self.cache.plane(name, layer).numpy()[...] = POISON
@@ -38,8 +38,9 @@ class Transcriber:
         self.runs.append(run)
         return run
 
-    def drain(self):
-        while (step := self.scheduler.schedule()) is not None:
+    def drain(self, num_steps=10_000):
+        while num_steps and (step := self.scheduler.schedule()) is not None:
+            num_steps -= 1
             batch = step.batch
             self.write(step)
             heard = np.asarray(self.cache.attend(1, np.ones((batch.num_tokens, 1, 8), np.float32), batch))
@@ -96,6 +97,62 @@ def test_admission_waits_for_blocks_of_encoder_tokens():
     engine.drain()
     assert engine.scheduler.num_preemptions == 0
     assert engine.written == 100
+
+
+def run_one_of_two_samples(engine, number, priority):
+    """Add a request of two samples, run them for two steps, and end one; return the other."""
+    engine.add(number, [1, 2, 3], 6, samples=2, cross_tokens=20, priority=priority)
+    engine.drain(num_steps=2)
+    first, second = engine.scheduler.running
+    engine.scheduler.cancel(first)
+    return second
+
+
+def leave_output_to_a_swapped_run(engine):
+    """Swap out one of two samples and end the other: their output stays on the device for a swapped run alone."""
+    engine.add(0, [1, 2, 3], 6, samples=2, cross_tokens=20)
+    engine.drain(num_steps=2)
+    first, second = engine.scheduler.running
+    engine.scheduler.preempt([second], swap=True)
+    engine.scheduler.cancel(first)
+    assert second.held.is_swapped
+    return second
+
+
+def test_outputs_of_swapped_runs_give_their_rows_to_new_runs():
+    engine = Transcriber(num_blocks=(33, 31), num_swapped=20, max_sequences=2, policy="priority")
+    swapped = leave_output_to_a_swapped_run(engine)
+    new = [engine.add(i, [1, 2, 3], 6, cross_tokens=20, priority=1) for i in (1, 2)]
+    engine.drain()
+    assert [run.num_generated for run in (swapped, *new)] == [6, 6, 6]
+    assert not (engine.cache.block_map(1).holders > 0).any()
+
+
+def test_outputs_of_swapped_runs_give_their_rows_to_a_run_that_returns():
+    engine = Transcriber(num_blocks=(33, 31), num_swapped=40, max_sequences=2, policy="priority")
+    swapped = leave_output_to_a_swapped_run(engine)
+    returning = run_one_of_two_samples(engine, 1, priority=1)
+    engine.scheduler.preempt([returning], swap=True)
+    running = run_one_of_two_samples(engine, 2, priority=2)
+    engine.drain()
+    assert [run.num_generated for run in (swapped, returning, running)] == [6, 6, 6]
+
+
+def test_outputs_of_swapped_runs_give_their_blocks_to_a_request_that_goes_first():
+    engine = Transcriber(num_blocks=(33, 6), num_swapped=20, policy="priority")  # five blocks hold one output
+    swapped = leave_output_to_a_swapped_run(engine)
+    first = engine.add(1, [1, 2, 3], 6, cross_tokens=20, priority=1)
+    engine.drain()
+    assert [run.num_generated for run in (first, swapped)] == [6, 6]
+
+
+def test_preempt_all_frees_outputs_of_swapped_runs():
+    engine = Transcriber(num_swapped=20)
+    swapped = leave_output_to_a_swapped_run(engine)
+    engine.scheduler.preempt_all()
+    assert not (engine.cache.block_map(1).holders > 0).any()
+    engine.drain()
+    assert swapped.num_generated == 6
 
 
 def test_equal_digests_share_the_output_and_the_prefix():

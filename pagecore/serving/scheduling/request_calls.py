@@ -159,7 +159,10 @@ class SchedulerRequests(SchedulerView):
         As vLLM's ``reset_prefix_cache(reset_running_requests=True)``, and SGLang's ``pause_generation`` that retracts.
         """
         roster = self._settled()
-        return self._preempt((*roster.waiting, *roster.running), swap)
+        preempted = self._preempt((*roster.waiting, *roster.running), swap)
+        while roster.release_output():
+            pass
+        return preempted
 
     def preempt(self, runs: Iterable[Run], *, swap: bool = False) -> list[Run]:
         """Move some running runs to the front of the queue; the next `schedule` may admit them again.

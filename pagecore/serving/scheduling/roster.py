@@ -166,6 +166,21 @@ class Roster(WaitingRuns):
 
         self._journal.run(call, lambda: held.is_swapped or self.found(run) is None, record)
 
+    def release_output(self) -> bool:
+        """Let swapped runs be computed again, to free an encoder output on the device that only they hold.
+
+        Such an output is left when its last run on the device ends. Return False if there is none.
+        """
+        in_use = {run.sequence.cross_row for run in (*self.running, *self.pinned) if run.request.cross_tokens}
+        left: dict[int, list[Run]] = {}
+        for run in self.waiting:
+            held = run.held if run.request.cross_tokens else None
+            if held is not None and held.is_swapped and held.cross_row >= 0 and held.cross_row not in in_use:
+                left.setdefault(held.cross_row, []).append(run)
+        for run in next(reversed(left.values()), []):
+            self.unpin(run)
+        return bool(left)
+
     def cancel(self, run: Run, successor: Run | None = None) -> None:
         """End a run that has not ended, and remove its sequence; queue `successor`, a new run, in its place."""
         tokens = run.tokens if run.held is None else np.asarray(run.held.tokens)

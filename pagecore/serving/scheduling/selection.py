@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from pagecore.errors import OutOfBlocks
+from pagecore.errors import OutOfBlocks, OutOfRows
 from pagecore.serving.scheduling.admission import Admission, StepRows, select
 from pagecore.serving.scheduling.drafts import fitted_limits
 from pagecore.serving.scheduling.priority import find_victims, freed_blocks
@@ -38,8 +38,21 @@ def prepare_step(roster: Roster, limits: Limits, drafts: Drafts | None = None) -
     OutOfBlocks, OutOfRows
         As `Scheduler.schedule`.
     """
-    cache = roster.cache
     is_ahead = bool(roster.steps)
+    while True:
+        try:
+            return _prepare(roster, limits, drafts, is_ahead)
+        except (OutOfBlocks, OutOfRows):
+            roster.settle()
+            roster.undo_delays()
+            if is_ahead:
+                return None
+            if not roster.release_output():
+                raise
+
+
+def _prepare(roster: Roster, limits: Limits, drafts: Drafts | None, is_ahead: bool) -> StepRows | None:
+    cache = roster.cache
     limits = fitted_limits(limits, drafts, roster.running)
     rows = _choose_rows(roster, limits, drafts, is_ahead)
     if rows is None:
