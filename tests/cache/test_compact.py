@@ -305,6 +305,13 @@ def test_refused_lists_change_nothing(name):
     texts.check()
 
 
+def test_a_sequence_without_computed_tokens_keeps_none():
+    sequence = (cache := make([SPEC])).add_sequence(range(8))
+    with pytest.raises(ShapeError, match="0 computed tokens: give an empty list"):
+        cache.compact(sequence, [0])
+    cache.compact(sequence, [])
+
+
 def test_groups_must_keep_equal_numbers():
     cache = make([SPEC, OTHER])
     sequence = cache.add_sequence(range(8))

@@ -89,7 +89,7 @@ def test_worked_example_d3_grids():
     ("arguments", "options", "error", "match"),
     [
         ((), {"interval": 100}, ShapeError, "not a multiple of the chunk of 64 tokens; use 64 or 128"),
-        ((), {"interval": 32}, ShapeError, "use 64 or 64"),
+        ((), {"interval": 32}, ShapeError, "tokens; use 64$"),
         ((), {"chunk": 0}, ShapeError, "chunk is 0"),
         ((), {"interval": 0}, ShapeError, "interval is 0"),
         ((), {"draft_tokens": -1}, ShapeError, "draft_tokens is -1"),

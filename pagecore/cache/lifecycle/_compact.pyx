@@ -110,9 +110,10 @@ cdef int read_keep(Plan plan, Integers given, size_t group) except -1:
     plan.length = <int32_t>given.size
     for i in range(given.size):
         if not 0 <= given.data[i] < sequence.computed:
+            give = f"0 to {sequence.computed - 1}" if sequence.computed > 0 else "an empty list"
             raise ShapeError(
                 f"keep[{i}] is {given.data[i]}; sequence {sequence.id!r} has {sequence.computed} computed tokens: give "
-                f"0 to {sequence.computed - 1}"
+                f"{give}"
             )
         if given.data[i] <= before:
             raise ShapeError(f"keep[{i}] is {given.data[i]} after {before}; positions must ascend: sort them")

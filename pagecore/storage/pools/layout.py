@@ -272,9 +272,11 @@ class KVLayout:
         for plane, offset, stride in zip(self.planes, offsets, strides, strict=True):
             steps = [offset, *(step for axis, step in stride.items() if axis != "C")]
             if any(step % plane.dtype.itemsize for step in steps):
+                size = plane.dtype.itemsize
+                blocks = f", or a block_size that is a multiple of {size}" if "N" in self.axes.partition("C")[2] else ""
                 raise UnsupportedOption(
                     f"layout {self.order!r} misaligns plane {plane.name!r} of {plane.dtype} next to the other planes; "
-                    "use a layout without C"
+                    f"use a layout without C{blocks}"
                 )
 
     def _extents(self, plane: Plane) -> dict[str, int]:

@@ -103,7 +103,7 @@ class StateSpec:
             below = self.interval // self.chunk * self.chunk
             raise ShapeError(
                 f"interval is {self.interval}, which is not a multiple of the chunk of {self.chunk} tokens; use "
-                f"{max(below, self.chunk)} or {below + self.chunk}"
+                f"{f'{below} or ' if below else ''}{below + self.chunk}"
             )
 
     @property
