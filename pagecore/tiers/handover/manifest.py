@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import zlib
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -14,8 +15,9 @@ from pagecore.storage.checks import ceil_div, shown
 from pagecore.tiers.handover.codec import pack, unpack
 
 MAGIC = b"pcHO"
-VERSION = 3
+VERSION = 4
 _HEADER = struct.Struct("<4sH")
+_SUM = struct.Struct("<I")
 # Names of the planes of quantised checkpoints begin with it.
 QUANTISED = "checkpoint "
 # Bytes of the identifier of an export, which is also the secret that a reader must know.
@@ -146,8 +148,9 @@ class Manifest:
         return np.unpackbits(np.frombuffer(self.held[group], np.uint8), count=count).astype(bool)
 
     def encode(self) -> bytes:
-        """Return the manifest as bytes: a magic number, the version, and MessagePack."""
-        return _HEADER.pack(MAGIC, VERSION) + pack(self)
+        """Return the manifest as bytes: a magic number, the version, the CRC-32 of the rest, and MessagePack."""
+        packed = pack(self)
+        return _HEADER.pack(MAGIC, VERSION) + _SUM.pack(zlib.crc32(packed)) + packed
 
     @classmethod
     def decode(cls, encoded: bytes) -> Self:
@@ -158,7 +161,7 @@ class Manifest:
         UnsupportedOption
             Bytes that are not a manifest, or one of another version.
         ShapeError
-            A manifest that is cut short, or whose fields contradict each other.
+            A manifest that is cut short or changed, or whose fields contradict each other.
         """
         if not isinstance(encoded, bytes | bytearray | memoryview):
             raise UnsupportedOption(f"the manifest is {shown(encoded)}; expected bytes, as of Manifest.encode")
@@ -173,7 +176,13 @@ class Manifest:
                 f"the manifest has version {version}; this library reads {VERSION}: use the same version of pagecore "
                 "on both sides"
             )
-        manifest = unpack(cls, data[_HEADER.size :], "manifest")
+        packed = data[_HEADER.size + _SUM.size :]
+        if data[_HEADER.size : _HEADER.size + _SUM.size] != _SUM.pack(zlib.crc32(packed)):
+            raise ShapeError(
+                f"the manifest of {len(data)} bytes cannot be read: its sum differs, so that it was cut short or "
+                "changed on the way; pass the bytes of Manifest.encode again"
+            )
+        manifest = unpack(cls, packed, "manifest")
         manifest.check()
         return manifest
 
