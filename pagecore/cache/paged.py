@@ -78,7 +78,7 @@ class PagedKVCache(StepMethods, SwapMethods, CompactMethods, PrefixMethods, Save
     prefix_cache : bool
         Keep computed blocks until they are evicted, and reuse them for sequences with the same prefix. If False,
         `eviction_policy` and `clock` have no effect.
-    eviction_policy : {"lru", "lfu", "fifo", "mru", "filo", "slru", "priority", "rank"}
+    eviction_policy : {"lru", "lfu", "fifo", "mru", "filo", "slru", "slru:SHARE", "priority", "rank"}
         Order in which cached blocks are evicted; see `pagecore.RadixTree`.
     index_dtype : {"int64", "int32"}
         Dtype of slot mappings; int32 is refused for pools with more slots than it can number.

@@ -219,7 +219,6 @@ def _add_whatif(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--evict",
         nargs="+",
-        choices=policies,
         default=[policies[0]],
         metavar="POLICY",
         help=f"eviction policies: {', '.join(policies)}; a curve for each ({policies[0]})",
@@ -321,7 +320,6 @@ def _blocks(text: str) -> int | str:
 def _add_evict(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--evict",
-        choices=POLICIES,
         default=POLICIES[0],
         metavar="POLICY",
         help=f"eviction policy: {', '.join(POLICIES[:-1])}; {POLICIES[-1]} turns prefix reuse off ({POLICIES[0]})",

@@ -3,7 +3,7 @@
 from pagecore.index.pools._block_pool import BlockPool
 from pagecore.index.radix._radix_core import Receipt
 from pagecore.index.radix._radix_journal import ChangeLog, chain_hashes
-from pagecore.index.radix._radix_options import POLICIES
+from pagecore.index.radix._radix_options import POLICIES, check_policy
 from pagecore.index.radix._radix_tree import RadixTree
 from pagecore.index.radix._radix_values import Evicted, Inserted, Match
 from pagecore.index.radix.changes import Change
@@ -33,4 +33,5 @@ __all__ = [
     "StepBuffers",
     "WindowSlotAllocator",
     "chain_hashes",
+    "check_policy",
 ]

@@ -225,8 +225,9 @@ def test_wrong_attention_is_a_failure(capsys, trace, monkeypatch):
         (["--swap-memory", "1"], "two blocks"),
         (["--swap-memory", "a lot"], "a lot"),
         (["--bytes-per-token", "-1"], "bytes_per_token is -1"),
-        (["--evict", "random"], "invalid choice: 'random'"),
-        (["--evict", "priority"], "invalid choice: 'priority'"),
+        (["--evict", "random"], "evict is 'random'; use one of lru"),
+        (["--evict", "priority"], "evict is 'priority'"),
+        (["--evict", "slru:2"], "evict is 'slru:2'; the share after 'slru:' is a number from 0 to 1"),
     ],
 )
 def test_bad_options_are_refused_in_one_line(capsys, trace, options, reason):
@@ -347,7 +348,7 @@ def test_the_demo_evicts_by_the_given_policy(capsys, monkeypatch, policy):
     assert code == 0
     assert ("policy lfu" in out, "follow-up turns" in out) == ((policy == "lfu"),) * 2
     assert out.endswith("all tokens verified\n")
-    assert "invalid choice: 'random'" in refused(capsys, "demo", "--evict", "random")
+    assert "evict is 'random'" in refused(capsys, "demo", "--evict", "random")
 
 
 def test_the_demo_serves_a_hybrid_model(capsys, monkeypatch):

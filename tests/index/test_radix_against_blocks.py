@@ -11,7 +11,8 @@ ORDERS = {
     "lru": lambda block: block.used,
     "mru": lambda block: -block.used,
     "lfu": lambda block: (block.hits, block.used),
-    "slru": lambda block: (block.hits > 0, block.used),
+    "slru:1": lambda block: (block.hits > 0, block.used),
+    "slru:0": lambda block: block.used,
 }
 
 

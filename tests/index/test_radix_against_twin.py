@@ -15,7 +15,7 @@ from tests.faults import is_full
 from tests.reference.radix_tree import NULL, typed
 from tests.reference.radix_tree import RadixTree as TwinTree
 
-POLICIES = ["lru", "lfu", "fifo", "mru", "filo", "slru", "priority", "rank"]
+POLICIES = ["lru", "lfu", "fifo", "mru", "filo", "slru", "slru:0.4", "priority", "rank"]
 NUM_BLOCKS = 1024
 PREFIX = "0100110100011011101001011100101101001110"
 namespaces = st.sampled_from([None, None, None, "adapter", ("adapter",), 1, True, (1,), ("a", 1.0)])

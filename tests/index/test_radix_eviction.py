@@ -2,11 +2,12 @@
 
 import pytest
 
+from pagecore.errors import UnsupportedOption
 from pagecore.index import RadixTree
 from tests.index.radix import blocks
 
 
-@pytest.mark.parametrize("policy", ["lfu", "slru"])
+@pytest.mark.parametrize("policy", ["lfu", "slru:1"])
 def test_blocks_after_a_prefix_that_was_hit_have_no_hits(policy):
     tree = RadixTree(block_size=1, policy=policy)
     tree.insert(range(10, 12), blocks(2, first=10))
@@ -53,6 +54,40 @@ def test_each_policy_has_its_order(policy, order):
     for token in (3, 1, 1):
         tree.match_and_lock([token]).release()
     assert [tree.evict("full", 1).blocks.tolist()[0] for _ in range(4)] == order
+
+
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [("slru:1", [3, 4, 1, 2]), ("slru:0.4", [3, 4, 1, 2]), ("slru:0.3", [3, 1, 4, 2]), ("slru", [3, 1, 4, 2]),
+     ("slru:0", [3, 1, 2, 4])],
+)  # fmt: skip
+def test_slru_protects_the_last_hits_up_to_its_share(policy, order):
+    tree = RadixTree(1, policy=policy)
+    for token in (1, 2, 3):
+        tree.insert([token], [token])
+    for token in (1, 2):
+        tree.match_and_lock([token]).release()
+    tree.insert([4], [4])
+    assert [tree.evict("full", 1).blocks.tolist()[0] for _ in range(4)] == order
+    assert tree.policy == policy
+
+
+def test_a_hit_of_slru_returns_a_prefix_that_lost_its_protection():
+    tree = RadixTree(1, policy="slru")
+    for first in (10, 20):
+        tree.insert([first, first + 1], [first, first + 1])
+    for first in (10, 20, 10):
+        tree.match_and_lock([first, first + 1]).release()
+    tree.insert([30], [30])
+    assert tree.evict("full", 5).blocks.tolist() == [21, 20, 30, 11, 10]
+
+
+@pytest.mark.parametrize("share", ["", "x", "1.1", "-0.1", "nan", "0.1:2"])
+def test_a_share_of_slru_is_between_0_and_1(share):
+    with pytest.raises(UnsupportedOption, match="share after 'slru:' is a number from 0 to 1"):
+        RadixTree(policy=f"slru:{share}")
+    with pytest.raises(UnsupportedOption, match="slru or slru:SHARE"):
+        RadixTree(policy="lru:0.1")
 
 
 def test_a_priority_falls_back_after_its_time():

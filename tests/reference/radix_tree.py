@@ -153,7 +153,9 @@ class RadixTree:
         self.sinks = list(sinks or none)
         self.num_lanes = full + len(windows)
         self.num_components = 1 + len(windows) + states
-        self.state_interval, self.policy = state_interval, policy
+        self.state_interval = state_interval
+        self.policy, _, share = policy.partition(":")
+        self.protected_share = float(share or 0.1)
         self.roots: dict[object, Node] = {}
         self.namespaces: dict[object, object] = {}  # by key
         self.receipts: list[Receipt] = []
@@ -378,7 +380,24 @@ class RadixTree:
             node = self.split(node, offset)
         receipt = self.lock_end(node, set(range(self.num_components)), True, namespace)
         self.prune()
+        if self.policy == "slru":
+            for c in range(1 + len(self.windows)):
+                self.limit_reused(c)
         return found, receipt
+
+    def limit_reused(self, component: int) -> None:
+        """Let nodes with hits lose them, the least recently used first, while the others have the protected share."""
+        limit = self.protected_share * self.held(component)
+        while True:
+            held = [node for node in self.nodes() if self.count(node, component)]
+            reused = [node for node in held if node.eviction[component].hits]
+            if not reused:
+                return
+            oldest = min(reused, key=lambda node: (node.eviction[component].used, -node.depth))
+            if sum(self.count(node, component) for node in reused if node is not oldest) < limit:
+                return
+            self.turn += 1
+            oldest.eviction[component].hits, oldest.eviction[component].used = 0, self.turn
 
     def note_reuse(self, tokens, namespace, spans, max_tokens, found: Node | None) -> None:
         """Count the state of a match as reused, and the deepest evicted one after it."""

@@ -11,7 +11,7 @@ from pagecore.arrays.cuda.devices import device_name
 from pagecore.cache.layers.groups import Group
 from pagecore.cache.memory.demand import divide_memory, longest_sequence
 from pagecore.errors import DeviceError, OutOfBlocks, ShapeError, UnsupportedOption
-from pagecore.index import POLICIES
+from pagecore.index import check_policy
 from pagecore.storage import parse_memory
 from pagecore.storage.checks import INT32_MAX, flag, require_int, shown
 from pagecore.storage.memory.budgets import Memory
@@ -33,8 +33,7 @@ def refuse_blocks(**options: object) -> None:
 def refuse_unserved(prefix_cache: bool, eviction_policy: str) -> None:
     """Raise UnsupportedOption for a `prefix_cache` or `eviction_policy` that this version does not serve."""
     flag("prefix_cache", prefix_cache)
-    if not (isinstance(eviction_policy, str) and eviction_policy in POLICIES):
-        raise UnsupportedOption(f"eviction_policy is {shown(eviction_policy)}; use one of {', '.join(POLICIES)}")
+    check_policy(eviction_policy, "eviction_policy")
 
 
 def scrub_option(scrub: bool, device: str) -> bool:

@@ -4,7 +4,6 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.index.radix._radix_options import POLICIES as POLICIES
 from pagecore.index.radix._radix_values import Match
 
 class Receipt:

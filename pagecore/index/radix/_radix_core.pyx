@@ -39,7 +39,6 @@ from pagecore.errors import (
     UnsupportedOption,
     shown,
 )
-from pagecore.index.radix._radix_options import POLICIES
 
 # RadixTree::kReservedIds: evict_raw evicts no more in one call, so that it allocates nothing.
 cdef enum: MAX_EVICTED_AT_ONCE = 4096
@@ -136,7 +135,7 @@ cdef class RadixCore:
         for i in range(len(self.windows)):
             names.append("window" if len(self.windows) == 1 else f"window{i}")
         self.components = (*names, "state") if options.has_states else tuple(names)
-        self.policy = POLICIES[<int> options.policy]
+        self.policy = str(policy)
         self.has_states = options.has_states
         self.state_interval = options.state_interval if options.has_states else None
         self.num_lanes = self.native.num_lanes()

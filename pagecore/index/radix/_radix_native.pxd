@@ -41,6 +41,7 @@ cdef extern from "pagecore/index/radix/tree/tree.hpp" namespace "pagecore::Radix
         cbool has_states
         int64_t state_interval
         Policy policy
+        double protected_share
 
     cdef cppclass NativeMatch "pagecore::RadixTree::Match":
         int64_t blocks

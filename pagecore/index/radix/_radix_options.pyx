@@ -10,6 +10,29 @@ from pagecore.errors import UnsupportedDtype, UnsupportedOption, shown
 
 # In the order of the native Policy.
 POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "slru", "priority", "rank")
+# Share of the blocks that "slru" protects.
+PROTECTED_SHARE = 0.1
+
+
+def check_policy(policy, name="policy", known=POLICIES):
+    """Return an eviction policy; raise UnsupportedOption unless it is one of `known`, or "slru:SHARE"."""
+    if isinstance(policy, str) and (policy in known or ("slru" in known and policy.startswith("slru:"))):
+        share_of(policy, name)
+        return str(policy)
+    names = [f"{each} or {each}:SHARE" if each == "slru" else each for each in known]
+    raise UnsupportedOption(f"{name} is {shown(policy)}; use one of {', '.join(names)}")
+
+
+cdef double share_of(object policy, object name) except -1:
+    """The share of the blocks that a policy protects."""
+    _, colon, given = policy.partition(":")
+    try:
+        share = float(given) if colon else PROTECTED_SHARE
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise UnsupportedOption(f"{name} is {shown(policy)}; the share after 'slru:' is a number from 0 to 1")
+    return share
 
 
 cdef Options read_options(
@@ -17,8 +40,7 @@ cdef Options read_options(
     object state_interval, object policy
 ):
     cdef Options options
-    if not isinstance(policy, str) or policy not in POLICIES:
-        raise UnsupportedOption(f"policy is {shown(policy)}; use one of {', '.join(POLICIES)}")
+    cdef str checked = check_policy(policy)
     if not isinstance(states, bool):
         raise UnsupportedDtype(f"states is {shown(states)}; use True or False")
     options.block_size = as_int64(block_size, "block_size")
@@ -34,8 +56,9 @@ cdef Options read_options(
         raise UnsupportedOption(
             f"state_interval is {shown(state_interval)} and the tree has no states; give states=True"
         )
-    cdef int position = POLICIES.index(policy)
+    cdef int position = POLICIES.index(checked.partition(":")[0])
     options.policy = <Policy> position
+    options.protected_share = share_of(checked, "policy")
     return options
 
 

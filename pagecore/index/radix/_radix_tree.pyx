@@ -52,10 +52,12 @@ Radix tree over token prefixes and the blocks that hold their keys and values.
     state_interval : int, optional
         Tokens between the states that the caller keeps, a multiple of `block_size`; by default 64, rounded up to a
         multiple.
-    policy : {"lru", "lfu", "fifo", "mru", "filo", "slru", "priority", "rank"}
+    policy : {"lru", "lfu", "fifo", "mru", "filo", "slru", "slru:SHARE", "priority", "rank"}
         Eviction order. The first to be evicted is: the least recently used; the one with the fewest hits; the oldest;
-        the most recently used; the newest; one without a hit since its insertion; the lowest priority (0 to 100, by
-        default 35); the lowest rank. Ties are broken by the least recent use.
+        the most recently used; the newest; one that is not protected; the lowest priority (0 to 100, by default 35);
+        the lowest rank. Ties are broken by the least recent use. "slru" (R. Karedla, J. S. Love and B. G. Wherry, 1994)
+        protects prefixes that were hit, the last ones first, until they have a share of the blocks, 0.1 by default or
+        as in "slru:0.2". Others are as if they had just been inserted, until their next hit. States have no limit.
 
     Attributes
     ----------

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.index import check_policy
 from pagecore.serving.checks import as_instance
 from pagecore.serving.demo.hybrid import HybridSizes
 from pagecore.serving.demo.model import ModelSizes
-from pagecore.serving.scheduling.reuse import POLICIES, check_policy
+from pagecore.serving.scheduling.reuse import POLICIES
 from pagecore.storage import parse_memory
 from pagecore.storage.checks import as_float, flag, require_int, shown
 
@@ -46,7 +47,7 @@ class DemoConfig:
         Swap preempted runs out to a second memory with as much room as the pools, instead of recomputing them.
     host : int or str, optional
         Memory of a host tier, such as "64MiB", for prefixes that the pools evict; None for none.
-    evict : {"lru", "lfu", "fifo", "mru", "filo", "slru", "none"}
+    evict : {"lru", "lfu", "fifo", "mru", "filo", "slru", "slru:SHARE", "none"}
         Eviction policy of the prefix cache; "none" turns reuse off.
     model : ModelSizes
 
@@ -87,7 +88,7 @@ class DemoConfig:
         if not 0 <= as_float("temperature", self.temperature) < math.inf:
             raise ShapeError(f"temperature is {self.temperature}; expected a finite number, 0 or more")
         object.__setattr__(self, "swap", flag("swap", self.swap))
-        check_policy(self.evict)
+        check_policy(self.evict, "evict", POLICIES)
         if self.host is not None:
             parse_memory(self.host, "cpu")
             if self.evict == "none":

@@ -11,13 +11,14 @@ from typing import Any, Literal
 from pagecore.cache.layers.groups import Group
 from pagecore.cache.memory.states import StateLayers, StateSizes
 from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.index import check_policy
 from pagecore.models import specs_from_config
 from pagecore.serving.hybrid import arrange_hybrid, divide_hybrid, with_checkpoints
 from pagecore.serving.replay.clock import ReplayClock
 from pagecore.serving.replay.tier_options import TierPlace, named, parse_bandwidth, parse_place
 from pagecore.serving.replay.trace import HASH_BLOCK, TraceUnits
 from pagecore.serving.scheduling.limits import check_order
-from pagecore.serving.scheduling.reuse import NO_REUSE, POLICIES, check_policy
+from pagecore.serving.scheduling.reuse import NO_REUSE, POLICIES
 from pagecore.storage import Spec, StateSpec, TensorParallel, parse_memory
 from pagecore.storage.checks import INT32_MAX, as_float, flag, require_int, shown
 from pagecore.storage.pools.pool import blocks_within
@@ -62,7 +63,7 @@ class ReplayOptions:
         Format of the checkpoints of a model with recurrent states, see `StateSpec`.
     prompt_checkpoints : int, optional
         Checkpoints before the end of a prompt, for a model with recurrent states; see `Scheduler`.
-    evict : {"lru", "lfu", "fifo", "mru", "filo", "slru", "none"}
+    evict : {"lru", "lfu", "fifo", "mru", "filo", "slru", "slru:SHARE", "none"}
         Eviction policy of the prefix cache; "none" turns reuse off.
     block_size : int
         Tokens of a block.
@@ -160,7 +161,7 @@ class ReplayOptions:
             )
         if isinstance(self.blocks, str) and self.blocks != UNBOUNDED:
             raise UnsupportedOption(f"blocks is {shown(self.blocks)}; expected a number or {UNBOUNDED!r}")
-        check_policy(self.evict)
+        check_policy(self.evict, "evict", POLICIES)
         if check_order(self.policy) == "priority":
             raise UnsupportedOption(
                 "policy is 'priority', but the requests of a trace have no priorities; use 'fcfs' or 'lpm'"

@@ -5,24 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pagecore.errors import UnsupportedOption
-from pagecore.storage.checks import shown
+from pagecore.index import check_policy
 
 if TYPE_CHECKING:
     from pagecore.serving.scheduling.request import Run
 
-__all__ = ["NO_REUSE", "POLICIES", "Reuse", "cache_options", "check_policy"]
+__all__ = ["NO_REUSE", "POLICIES", "Reuse", "cache_options"]
 
 # The policies that need no value for each prefix: recorded traffic has no priorities and no ranks. "none" turns the
 # prefix cache off.
 NO_REUSE = "none"
 POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "slru", NO_REUSE)
-
-
-def check_policy(evict: str) -> None:
-    """Raise UnsupportedOption unless `evict` is one of `POLICIES`."""
-    if not isinstance(evict, str) or evict not in POLICIES:
-        raise UnsupportedOption(f"evict is {shown(evict)}; expected one of {', '.join(POLICIES)}")
 
 
 def cache_options(evict: str) -> dict[str, Any]:
@@ -31,9 +24,9 @@ def cache_options(evict: str) -> dict[str, Any]:
     Raises
     ------
     UnsupportedOption
-        `evict` is not one of `POLICIES`.
+        `evict` is not one of `POLICIES`, and not "slru:SHARE".
     """
-    check_policy(evict)
+    check_policy(evict, "evict", POLICIES)
     return {"prefix_cache": False} if evict == NO_REUSE else {"eviction_policy": evict}
 
 

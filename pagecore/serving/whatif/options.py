@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.index import check_policy
 from pagecore.serving.replay.options import DEFAULT_BYTES_PER_TOKEN, UNBOUNDED, ReplayOptions
 from pagecore.serving.replay.tier_options import named
 from pagecore.serving.replay.trace import HASH_BLOCK, TraceUnits
-from pagecore.serving.scheduling.reuse import NO_REUSE, POLICIES
+from pagecore.serving.scheduling.reuse import POLICIES
 from pagecore.storage import parse_memory
 from pagecore.storage.checks import as_float, as_tuple, require_int, shown
 from pagecore.storage.pools.pool import blocks_within
@@ -40,7 +41,8 @@ class WhatIfOptions:
     block_sizes : sequence of int
         Tokens of a block; a curve for each.
     policies : sequence of str
-        "lru" is exact at every size; "lfu", "fifo", "mru", "filo" and "slru" are simulated at up to 12 sizes.
+        "lru" is exact at every size; "lfu", "fifo", "mru", "filo", "slru" and "slru:SHARE" are simulated at up to 12
+        sizes.
     bytes_per_token : int, optional
         Bytes of key and value of one token in all layers. The default, 131072, is Llama 3 8B in bfloat16.
     model : path or dict, optional
@@ -105,8 +107,7 @@ class WhatIfOptions:
         if not isinstance(self.tiers, Mapping):
             raise ShapeError(f"tiers is {shown(self.tiers)}; expected a dict of names and memories")
         for policy in self.policies:
-            if not isinstance(policy, str) or policy not in POLICIES or policy == NO_REUSE:
-                raise UnsupportedOption(f"policy is {shown(policy)}; expected one of {', '.join(POLICIES[:-1])}")
+            check_policy(policy, known=POLICIES[:-1])
         if not self.block_sizes or not self.policies:
             raise ShapeError("block_sizes or policies are empty; give at least one of each")
         set_field(self, "sample", as_float("sample", self.sample))

@@ -10,7 +10,7 @@ from pagecore.cache.parts import CacheParts, PartsOwner, parts_of
 from pagecore.cache.prefix.retention import checked_priority
 from pagecore.cache.state._lock import Held
 from pagecore.errors import UnsupportedOption
-from pagecore.index import POLICIES, BlockPool, RadixTree
+from pagecore.index import BlockPool, RadixTree, check_policy
 from pagecore.storage import HostPool, KVPool, StatePool
 from pagecore.storage.checks import flag, shown
 from pagecore.storage.memory.budgets import Memory
@@ -58,7 +58,7 @@ class HostTier(PromoteMethods, BackupMethods, EvictMethods, EntryMethods, CopyMe
         Node of the memory; see `HostMemory`.
     huge_pages : bool
         Ask for huge pages.
-    policy : {"lru", "lfu", "fifo", "mru", "filo", "slru", "priority", "rank"}
+    policy : {"lru", "lfu", "fifo", "mru", "filo", "slru", "slru:SHARE", "priority", "rank"}
         Eviction order of the host; see `pagecore.RadixTree`.
     min_priority : float, optional
         Priority, 0 to 100, that a block of a cache with ``eviction_policy="priority"`` needs to be copied to the host,
@@ -129,8 +129,7 @@ class HostTier(PromoteMethods, BackupMethods, EvictMethods, EntryMethods, CopyMe
         parts = parts_of(cache)
         if parts.prefix is None:
             raise UnsupportedOption("the cache has prefix_cache=False: a host tier keeps prefixes; make it with True")
-        if not (isinstance(policy, str) and policy in POLICIES):
-            raise UnsupportedOption(f"policy is {shown(policy)}; use one of {', '.join(POLICIES)}")
+        check_policy(policy)
         least = _least_priority(parts, min_priority)
         flag("shared", shared)
         check_io(io)

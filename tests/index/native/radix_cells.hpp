@@ -76,7 +76,8 @@ class ModelCells {
         interval(options.state_interval),
         full(static_cast<size_t>(options.full_lanes)),
         has_states(options.has_states),
-        policy(options.policy) {
+        policy(options.policy),
+        protected_share(options.protected_share) {
     for (const int64_t window : options.windows) windows.push_back((window + block_size - 1) / block_size);
     num_lanes = full + windows.size();
     num_components = 1 + windows.size() + (has_states ? 1 : 0);
@@ -86,6 +87,7 @@ class ModelCells {
   size_t full;
   bool has_states;
   radix::Policy policy;
+  double protected_share;
   std::vector<int64_t> windows;  // in blocks
   size_t num_lanes, num_components;
   std::map<int, Cell> cells;

@@ -74,6 +74,33 @@ class ModelEviction : public ModelStates {
     cells.at(cell).eviction[c].weight = weight(cells.at(cell).eviction[c]);
     cells.at(cell).eviction[c].hits += is_hit;
   }
+  // Nodes with hits lose them, the least recently used first, while the others have the protected share.
+  void limit_reused(size_t c) {
+    while (true) {
+      int64_t reused = 0, held = 0, oldest_count = 0;
+      std::vector<int> oldest;
+      for (const auto& [name, cell] : cells) {
+        if (!cell.ends_node) continue;
+        const std::vector<int> here = node(name);
+        int64_t ids = 0;
+        for (const int each : here) ids += count(each, c);
+        held += ids;
+        if (ids == 0 || cell.eviction[c].hits == 0) continue;
+        reused += ids;
+        const auto age = [&](int end) { return std::pair(cells.at(end).eviction[c].used, -std::ssize(path(end))); };
+        if (!oldest.empty() && age(oldest.back()) < age(name)) continue;
+        oldest = here;
+        oldest_count = ids;
+      }
+      if (oldest.empty() || static_cast<double>(reused - oldest_count) < protected_share * static_cast<double>(held))
+        return;
+      ++turn;
+      for (const int each : oldest) {
+        cells.at(each).eviction[c].hits = 0;
+        cells.at(each).eviction[c].used = turn;
+      }
+    }
+  }
   void apply(const radix::RetentionHint& hint, ModelEvictionState& eviction) const {
     expire(eviction);
     if (std::pair(hint.priority, hint.expiry) > std::pair(eviction.priority, eviction.expiry)) {

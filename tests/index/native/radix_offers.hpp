@@ -27,6 +27,7 @@ inline RadixTree::Options some_options(Random& random) {
   options.state_interval = options.has_states ? options.block_size * random.between(1, 3) : 0;
   if ((options.has_states || !options.windows.empty()) && random.one_in(4)) options.full_lanes = 0;
   options.policy = static_cast<radix::Policy>(random.below(8));
+  options.protected_share = static_cast<double>(random.below(5)) / 4;
   return options;
 }
 

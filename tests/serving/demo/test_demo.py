@@ -113,7 +113,7 @@ def test_a_demo_without_reuse_has_no_rows_about_it():
 
 
 def test_an_unknown_policy_is_refused():
-    with pytest.raises(UnsupportedOption, match="evict is 'random'; expected one of lru, "):
+    with pytest.raises(UnsupportedOption, match="evict is 'random'; use one of lru, "):
         DemoConfig(evict="random")
 
 

@@ -252,7 +252,7 @@ def test_ids_are_those_of_the_prompt_and_then_the_placeholder():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"evict": "random"}, "evict is 'random'; expected one of lru, lfu"),
+        ({"evict": "random"}, "evict is 'random'; use one of lru, lfu"),
         ({"evict": "priority"}, "evict is 'priority'"),
         ({"evict": None}, "evict is None"),
         ({"blocks": "many"}, "blocks is 'many'; expected a number or 'unbounded'"),

@@ -52,7 +52,7 @@ def test_the_curve_equals_replays_at_twelve_sizes(tmp_path, block_size, seed):
     assert curve.refused[0] > 0
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu", "fifo", "mru", "filo", "slru"])
+@pytest.mark.parametrize("policy", ["lru", "lfu", "fifo", "mru", "filo", "slru", "slru:0.5"])
 def test_simulations_equal_replays(tmp_path, policy):
     path = mooncake(tmp_path / "trace.jsonl", 5)
     chunks = list(read_requests(path, 256))

@@ -19,7 +19,7 @@ EXAMPLES = 300 if os.environ.get("PAGECORE_FAULTS") == "full" else 20
 class TierMachine(TierRules, plain.PrefixMachine):
     @initialize(
         model=st.sampled_from(sorted(plain.MODELS)),
-        policy=st.sampled_from(["lru", "lfu", "slru"]),
+        policy=st.sampled_from(["lru", "lfu", "slru:0.5"]),
         num_blocks=st.sampled_from([4, 8, 20]),
         write=st.sampled_from(WRITES),
         shares=st.booleans(),

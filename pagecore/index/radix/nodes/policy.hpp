@@ -39,7 +39,7 @@ enum class Policy {
   Fifo,      // oldest
   Mru,       // most recently used
   Filo,      // newest
-  Slru,      // used once (see is_protected), then least recently used
+  Slru,      // not protected (see is_protected), then least recently used; EvictionQueues limits what is protected
   Priority,  // lowest priority, then least recently used
   Rank,      // lowest rank, then least recently used
 };

@@ -53,7 +53,7 @@ uint64_t draw_seed() {
 
 RadixTree::RadixTree(const Options& options)
     : nodes_(checked_components(options), draw_seed()),
-      queues_(nodes_, options.policy),
+      queues_(nodes_, options.policy, options.protected_share),
       state_interval_(options.state_interval) {}
 
 RadixTree::~RadixTree() = default;
@@ -135,6 +135,7 @@ RadixTree::Receipt RadixTree::lock_prefix(NodeId& node, int32_t& offset, int64_t
   const Receipt receipt = lock_end(node, components, is_hit);
   offset = nodes_.at(node).size;  // lock_end() may have split the node where a window begins
   structure_.prune(found);        // the lower half of a split
+  if (is_hit) queues_.limit_reused();
   return receipt;
 }
 

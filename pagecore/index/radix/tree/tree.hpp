@@ -47,6 +47,7 @@ class RadixTree {
     bool has_states = false;
     int64_t state_interval = 0;  // tokens between the states that a caller keeps
     radix::Policy policy = radix::Policy::Lru;
+    double protected_share = 1;  // of the held ids, for Slru
   };
   struct Match {
     int64_t blocks = 0;       // reusable by every component
