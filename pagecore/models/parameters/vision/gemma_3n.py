@@ -21,7 +21,7 @@ _NETWORKS: Mapping[str, int] = {"mobilenetv5_300m_enc": 294_126_912}
 
 def has_convolutions(whole: Fields) -> bool:
     """Return True if the images of a model go through convolutions instead of layers that attend."""
-    return bool(whole.given("model_type") == "gemma3n")
+    return bool(whole.given("model_type") in ("fast_vlm", "gemma3n"))
 
 
 def add_gemma_3n_vision(tally: Tally, whole: Fields, text: int) -> None:

@@ -221,7 +221,7 @@ PROJECTORS: Mapping[str, Projector] = {
     "hyperclovax_vision_v2": _hyperclova,
     "idefics": add_idefics_resampler,
     "idefics3": _idefics,
-    **dict.fromkeys(("h2ovl_chat", "interns1", "internvl", "internvl_chat", "skywork_chat"), _internvl),
+    **dict.fromkeys(("eagle_2_5_vl", "h2ovl_chat", "interns1", "internvl", "internvl_chat", "skywork_chat"), _internvl),
     "janus": add_janus,
     "kimi_k25": _kimi,
     "kimi_vl": _kimi,

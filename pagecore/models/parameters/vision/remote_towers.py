@@ -2,7 +2,7 @@
 
 Source: the modeling files of OpenGVLab/InternVL3-8B, openbmb/MiniCPM-V-2_6, deepseek-ai/DeepSeek-OCR,
 deepseek-ai/deepseek-vl2, zai-org/glm-4v-9b, microsoft/Phi-3.5-vision-instruct and Phi-4-multimodal-instruct, and the
-models of vLLM and SGLang (Keye-VL).
+models of vLLM and SGLang (Keye-VL, NVLM).
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from dataclasses import replace
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.parameters.counting.encoder_parts import encoder_add, encoder_linear, encoder_matrices
 from pagecore.models.parameters.counting.tally import Tally
+from pagecore.models.parameters.vision.radio import RADIO_PROJECTORS, RADIO_TOWERS
 from pagecore.models.parameters.vision.special_towers import SPECIAL_TOWERS, TOWER_SIZES
+from pagecore.models.parameters.vision.timm_towers import TIMM_PROJECTORS, TIMM_TOWERS
 from pagecore.models.parameters.vision.tower_parts import (
     Projector,
     Sizes,
@@ -129,6 +131,26 @@ def _project_phi_3(
     encoder_add(tally, 8 * hidden)
 
 
+def _nvlm(tally: Tally, fields: Fields, sizes: Sizes) -> None:
+    """Add the rest of an InternViT, and the seven heads that make the number of heads a multiple of 8."""
+    _INTERN.add_rest(tally, fields, sizes)
+    added = 7 * (sizes.hidden // fields.integer("num_attention_heads"))
+    encoder_linear(tally, sizes.hidden, added, copies=4 * sizes.layers)
+    biases = 3 * fields.flag("attention_bias") + 2 * fields.flag("use_qk_norm")
+    encoder_add(tally, biases * sizes.layers * added)
+
+
+def _project_nvlm(
+    tally: Tally, whole: Fields, _fields: Fields, hidden: int, merge: int, _depths: int, text: int
+) -> None:
+    """Add a norm, and an MLP with the width of those of the text model."""
+    inputs = hidden * merge**2
+    width = whole.inner("llm_config" if whole.has_object("llm_config") else "text_config").integer("intermediate_size")
+    encoder_add(tally, 2 * inputs)
+    encoder_linear(tally, inputs, width)
+    encoder_linear(tally, width, text)
+
+
 _INTERN = replace(TOWERS["internvl_vision"], aliases={"attention_bias": "qkv_bias", "use_qk_norm": "qk_normalization"})
 # Encoders of models whose files do not describe them, as in the config of a model that has the same ones. The audio
 # encoder of Phi-4 has the default sizes.
@@ -166,18 +188,24 @@ REMOTE_SIZES: Mapping[str, Mapping[str, object]] = {
     "siglip_so400m_patch14_384": {"image_size": 384},
 }
 REMOTE_TOWERS: Mapping[str, Tower] = {
+    **RADIO_TOWERS,
+    **TIMM_TOWERS,
     "deeplip_b_l": replace(SPECIAL_TOWERS["got_ocr2"], add_rest=_clip_after_sam),
     "eva2clip": Tower(add_rest=_positions_of_glm, merge=2),
     "intern_vit_6b": _INTERN,
     **dict.fromkeys(("Keye", "KeyeVL1_5"), Tower(add_rest=_packed_positions)),
     "minicpmv": TOWERS["idefics3_vision"],
+    "nvlm": replace(_INTERN, add_rest=_nvlm),
     "siglip_so400m_patch14_384": replace(
         TOWERS["siglip_vision_model"], layers="layers", hidden="width", width="", merge=2
     ),
 }
 REMOTE_PROJECTORS: Mapping[str, Projector] = {
+    **RADIO_PROJECTORS,
+    **TIMM_PROJECTORS,
     "Keye": _project_keye(norm_is_merged=False),
     "KeyeVL1_5": _project_keye(norm_is_merged=True),
+    "NVLM_D": _project_nvlm,
     "chatglm": _project_glm,
     "deepseek_vl_v2": _project_deepseek,
     "minicpmo": _resample,

@@ -23,11 +23,13 @@ from pagecore.models.parameters.vision.chameleon import add_chameleon
 from pagecore.models.parameters.vision.gemma_3n import add_gemma_3n_vision, has_convolutions
 from pagecore.models.parameters.vision.ovis import ovis_of_transformers
 from pagecore.models.parameters.vision.projectors import PROJECTORS
+from pagecore.models.parameters.vision.radio import WITH_RADIO, radio_of_args
 from pagecore.models.parameters.vision.remote_towers import IMPLIED_ENCODERS, REMOTE_PROJECTORS, REMOTE_TOWERS
 from pagecore.models.parameters.vision.resamplers import FIXED_TOKENS, window_sides
 from pagecore.models.parameters.vision.special_towers import SPECIAL_TOWERS
+from pagecore.models.parameters.vision.timm_towers import add_fast_vlm_vision, perception_encoder
 from pagecore.models.parameters.vision.tower_parts import Sizes, Tower, add_tower, image_side
-from pagecore.models.parameters.vision.tower_sizes import BY_MODEL, DEFAULTS, MERGING, OTHER_TOWERS, SIZES
+from pagecore.models.parameters.vision.tower_sizes import BY_MODEL, DEFAULTS, MERGING, OTHER_TOWERS, SIZES, WITHOUT_HEAD
 from pagecore.models.parameters.vision.vit_towers import TOWERS
 from pagecore.storage.checks import ceil_div
 
@@ -90,6 +92,8 @@ class VisionTower:
 _WITHOUT_PADDING = frozenset({"clip_vision_model", "siglip_vision_model"})
 _TOWERS: Mapping[str, Tower] = {**TOWERS, **SPECIAL_TOWERS, **REMOTE_TOWERS}
 _PROJECTORS = {**PROJECTORS, **REMOTE_PROJECTORS}
+# Models whose files describe their tower by other fields.
+_DESCRIBED = {"perception_lm": perception_encoder, **dict.fromkeys(WITH_RADIO, radio_of_args)}
 # Fields of the whole model with the patches along each side of a token.
 _MERGES = ("spatial_merge_size", "downsample_factor", "hidden_stride", "scale_factor")
 _RATIOS = ("pixel_shuffle_ratio", "downsample_ratio")
@@ -98,7 +102,7 @@ _RATIOS = ("pixel_shuffle_ratio", "downsample_ratio")
 def vision_tower(config: str | os.PathLike[str] | Mapping[str, Any]) -> VisionTower | None:
     """Return the sizes of the vision tower of a config.
 
-    None for a model without one, with an encoder of its own, or with convolutions only (Gemma 3n).
+    None for a model without one, with an encoder of its own, or with convolutions only (Gemma 3n, FastVLM).
 
     Parameters
     ----------
@@ -126,10 +130,12 @@ def vision_tower(config: str | os.PathLike[str] | Mapping[str, Any]) -> VisionTo
 
 def with_encoders(whole: Fields) -> Fields:
     """Return the fields of the model that listens and sees: of a model that also speaks, those of its thinker."""
-    implied = IMPLIED_ENCODERS.get(str(whole.given("model_type")))
-    if implied is not None:
-        return Fields(implied, whole.source)
-    if whole.given("model_type") == "ovis" and whole.has_object("visual_tokenizer_config"):
+    model_type = str(whole.given("model_type"))
+    if model_type in IMPLIED_ENCODERS:
+        return Fields(IMPLIED_ENCODERS[model_type], whole.source)
+    if model_type in _DESCRIBED and whole.has_object("vision_config"):
+        return _DESCRIBED[model_type](whole)
+    if model_type == "ovis" and whole.has_object("visual_tokenizer_config"):
         return ovis_of_transformers(whole)
     return whole.inner("thinker_config") if has_thinker(whole) else whole
 
@@ -185,7 +191,8 @@ def add_vision(tally: Tally, whole: Fields, text_hidden: int) -> None:
     if not whole.has_object("vision_config"):
         return
     if has_convolutions(whole):
-        add_gemma_3n_vision(tally, whole, text_hidden)
+        add_network = add_fast_vlm_vision if whole.given("model_type") == "fast_vlm" else add_gemma_3n_vision
+        add_network(tally, whole, text_hidden)
         return
     found = _sizes(whole, text_hidden)
     _, fields, tower = _open(whole)
@@ -201,8 +208,8 @@ def add_vision(tally: Tally, whole: Fields, text_hidden: int) -> None:
 
 def _open(whole: Fields) -> tuple[str, Fields, Tower]:
     fields = whole.inner("vision_config")
-    fields.defaults = DEFAULTS
     model = str(whole.given("model_type"))
+    fields.defaults = {**DEFAULTS, "vision_use_head": model not in WITHOUT_HEAD}
     given = fields.given("model_name" if fields.given("model_type") == "vision" else "model_type")
     kind = OTHER_TOWERS.get(model) or (BY_MODEL.get(model, model) if given is None else str(given))
     kind = kind if kind in _TOWERS else kind.removesuffix("_vision").removesuffix("_text")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pagecore.models.parameters.vision.remote_towers import REMOTE_SIZES
 from pagecore.models.parameters.vision.special_towers import TOWER_SIZES
 
-__all__ = ["BY_MODEL", "DEFAULTS", "MERGING", "OTHER_TOWERS", "SIZES"]
+__all__ = ["BY_MODEL", "DEFAULTS", "MERGING", "OTHER_TOWERS", "SIZES", "WITHOUT_HEAD"]
 
 # Types of the tower by the type of the model, for a file whose vision_config does not name it.
 BY_MODEL: Mapping[str, str] = {
@@ -42,7 +42,9 @@ BY_MODEL: Mapping[str, str] = {
     "t5gemma2_encoder": "siglip_vision_model",
 }
 # Models whose files name a tower of other layers.
-OTHER_TOWERS: Mapping[str, str] = dict.fromkeys(("minicpmv", "minicpmo"), "minicpmv")
+OTHER_TOWERS: Mapping[str, str] = {**dict.fromkeys(("minicpmv", "minicpmo"), "minicpmv"), "NVLM_D": "nvlm"}
+# Models whose files leave out that their SigLIP has no head that pools the patches.
+WITHOUT_HEAD = frozenset({"eagle_2_5_vl"})
 DEFAULTS: Mapping[str, object] = {
     **dict.fromkeys(("deepstack_visual_indexes", "max_num_tiles", "merge_kernel_size", "mm_tokens_per_image")),
     **dict.fromkeys(("num_position_embeddings", "spatial_merge_size", "temporal_patch_size")),
@@ -73,6 +75,7 @@ SIZES: Mapping[str, Mapping[str, object]] = {
 }
 # Models that merge four patches unless their file says otherwise.
 MERGING = frozenset(
-    {"aya_vision", "cohere2_vision", "h2ovl_chat", "idefics3", "interns1", "internvl", "internvl_chat", "lfm2_vl"}
-    | {"lighton_ocr", "mistral3", "mistral_large4", "nemotron_h_omni", "qianfan_ocr", "skywork_chat", "smolvlm"}
+    {"NVLM_D", "aya_vision", "cohere2_vision", "eagle_2_5_vl", "h2ovl_chat", "idefics3", "interns1", "internvl"}
+    | {"internvl_chat", "lfm2_vl", "lighton_ocr", "mistral3", "mistral_large4", "nemotron_h_omni", "qianfan_ocr"}
+    | {"skywork_chat", "smolvlm"}
 )

@@ -84,13 +84,23 @@ def _norm(tally: Tally, _fields: Fields, sizes: Sizes) -> None:
 
 
 def _ovis(tally: Tally, fields: Fields, sizes: Sizes) -> None:
-    """Add positions, two norms, and the head that gives each patch a distribution over the visual words."""
+    """Add positions, two norms, and the head of visual words."""
     encoder_add(tally, (count_patches(fields, sizes) + 2) * sizes.hidden)
-    words = fields.integer("vocab_size") - fields.integer("num_visual_indicator_tokens")
-    encoder_linear(tally, sizes.hidden * fields.integer("hidden_stride") ** 2, words)
-    encoder_add(tally, 2 * words)
+    _visual_words(tally, fields, sizes)
     encoder_add(tally, 4 * sizes.layers * sizes.hidden * fields.flag("qkv_bias"))
     encoder_add(tally, sizes.layers * (2 * sizes.width + sizes.hidden) * fields.flag("mlp_bias"))
+
+
+def _ovis_siglip(tally: Tally, fields: Fields, sizes: Sizes) -> None:
+    _siglip(tally, fields, sizes)
+    _visual_words(tally, fields, sizes)
+
+
+def _visual_words(tally: Tally, fields: Fields, sizes: Sizes) -> None:
+    """Add the head that gives each patch a distribution over the visual words."""
+    words = fields.integer("vocab_size") - fields.integer("num_visual_indicator_tokens", min=0)
+    encoder_linear(tally, sizes.hidden * fields.integer("hidden_stride") ** 2, words)
+    encoder_add(tally, 2 * words)
 
 
 def _kimi(tally: Tally, fields: Fields, sizes: Sizes) -> None:
@@ -148,6 +158,7 @@ TOWERS: Mapping[str, Tower] = {
         "depth", has_norm_bias=False, attention_biases=0, has_mlp_bias=False, is_gated=True, add_rest=_glm_ocr
     ),
     "ovis2": Tower(has_norm_bias=False, attention_biases=0, has_mlp_bias=False, is_gated=True, add_rest=_ovis),
+    "ovis_siglip": Tower(add_rest=_ovis_siglip),
     "paddleocr_vl": _IDEFICS,
     "siglip2_vision_model": Tower(add_rest=_siglip_2),
     "phi4_multimodal": Tower(add_rest=_siglip, merge=2),

@@ -51,10 +51,37 @@ def _doge(fields: Fields) -> Settled:
     return {"activation": 2 * hidden + mask}
 
 
+# The encoder of Whisper large-v3, which comes with Kimi-Audio: 128 mel bins, 1,500 positions, 32 layers and a norm.
+_WHISPER_LARGE = (
+    (3 * 128 + 1) * 1280
+    + (3 * 1280 + 1) * 1280
+    + 1500 * 1280
+    + 32 * (4 * 1280**2 + 3 * 1280 + 2 * 1280 * 5120 + 5120 + 1280 + 4 * 1280)
+    + 2 * 1280
+)
+
+
+def _kimi_audio(fields: Fields) -> Settled:
+    """An encoder and an MLP with a norm come before the layers; vLLM loads neither layers nor head of sound."""
+    if not fields.flag("use_whisper_feature"):
+        return {}
+    inputs, hidden = fields.integer("kimia_adaptor_input_dim"), fields.integer("hidden_size")
+    return {"first": _WHISPER_LARGE + (inputs + 1) * hidden + (hidden + 1) * hidden + 2 * hidden}
+
+
 ENGINE_MODELS: Mapping[str, Traits] = {
     "diffllama": biased_traits(settle=_diffllama),
     "doge": biased_traits(qk_norm="head", mlp_bias="mlp_bias", settle=_doge, defaults={"is_moe": False}),
     "interns1_pro_text": QWEN_3_MOE,
+    "kimi_audio": replace(
+        SLIDING_WINDOWS["qwen2"],
+        settle=_kimi_audio,
+        defaults={
+            **SLIDING_WINDOWS["qwen2"].defaults,
+            "kimia_adaptor_input_dim": 5120,
+            "use_whisper_feature": True,
+        },
+    ),
     "llada2_moe": REMOTE_LLAMAS["bailing_moe_v2"],
     "longcat_flash_ngram": replace(
         LATENT_ATTENTION["longcat_flash"],

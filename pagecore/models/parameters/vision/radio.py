@@ -1,0 +1,93 @@
+"""RADIO towers as NVIDIA publishes them, whose config names a network and what it was distilled from.
+
+Source: the models of vLLM and SGLang (Nemotron Nano VL).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pagecore.errors import UnsupportedOption
+from pagecore.models.config_files.fields import Fields
+from pagecore.models.parameters.counting.encoder_parts import encoder_add, encoder_linear
+from pagecore.models.parameters.counting.tally import Tally
+from pagecore.models.parameters.vision.tower_parts import Projector, Sizes, Tower
+
+__all__ = ["RADIO_PROJECTORS", "RADIO_TOWERS", "WITH_RADIO", "radio_of_args"]
+
+# Models that have the projector of the Omni model of transformers, or one with biases and another norm.
+WITH_RADIO = ("NemotronH_Nano_VL_V2", "Llama_Nemotron_Nano_VL")
+# Features and layers by name.
+_NETWORKS: Mapping[str, tuple[int, int]] = {
+    "vit_small_patch16_224": (384, 12),
+    "vit_base_patch16_224": (768, 12),
+    "vit_large_patch16_224": (1024, 24),
+    "vit_huge_patch16_224": (1280, 32),
+}
+
+
+def radio_of_args(whole: Fields) -> Fields:
+    """Return the fields of a model with the sizes of its tower, which a published file has in `args`.
+
+    Raises
+    ------
+    UnsupportedOption
+        The network is unknown.
+    """
+    fields = whole.inner("vision_config")
+    args = fields.inner("args")
+    network = args.given("model")
+    if not isinstance(network, str) or network not in _NETWORKS:
+        raise UnsupportedOption(
+            f"{fields.source}: {args.describe('model')}, a network that is unknown; expected "
+            f"{', '.join(_NETWORKS)}: remove vision_config to plan the text model alone"
+        )
+    hidden, layers = _NETWORKS[network]
+    tokens = _class_tokens(args)
+    multiple = 0 if args.given("register_multiple") is None else args.integer("register_multiple")
+    tower = {
+        "model_type": "c_radio",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "intermediate_size": 4 * hidden,
+        "patch_size": 16 if fields.given("patch_size") is None else fields.integer("patch_size"),
+        "max_img_size": 2048 if args.given("cpe_max_size") is None else args.integer("cpe_max_size"),
+        "num_tokens": tokens + (multiple - tokens % multiple if multiple else 0),
+    }
+    return Fields({name: whole.given(name) for name in whole} | {"vision_config": tower}, whole.source)
+
+
+def _class_tokens(args: Fields) -> int:
+    """Return the number of class tokens: one, or one for each teacher."""
+    teachers: Any = args.given("teachers")
+    if not args.switch("cls_token_per_teacher", False):
+        return 1
+    if not isinstance(teachers, list | tuple) or not all(isinstance(each, Mapping) for each in teachers):
+        args.refuse(f"{args.describe('teachers')}; it must be a list of objects with a name each")
+    return len({str(each.get("name")) for each in teachers})
+
+
+def _add_rest(tally: Tally, fields: Fields, sizes: Sizes) -> None:
+    """Add the positions of the largest image, class tokens and registers."""
+    side = fields.integer("max_img_size") // sizes.patch
+    encoder_add(tally, (side**2 + fields.integer("num_tokens")) * sizes.hidden)
+
+
+def _project(has_bias: bool) -> Projector:
+    """Return the projector, with RMSNorm and without biases, or with LayerNorm and biases."""
+
+    def add(tally: Tally, whole: Fields, _fields: Fields, hidden: int, merge: int, _depths: int, text: int) -> None:
+        inputs, width = hidden * merge**2, whole.integer("projector_hidden_size")
+        encoder_add(tally, inputs * (1 + has_bias))
+        encoder_linear(tally, inputs, width, bias=has_bias)
+        encoder_linear(tally, width, text, bias=has_bias)
+
+    return add
+
+
+RADIO_TOWERS: Mapping[str, Tower] = {"c_radio": Tower(has_patch_bias=False, add_rest=_add_rest)}
+RADIO_PROJECTORS: Mapping[str, Projector] = {
+    "Llama_Nemotron_Nano_VL": _project(has_bias=True),
+    "NemotronH_Nano_VL_V2": _project(has_bias=False),
+}

@@ -1,0 +1,153 @@
+"""Counts of models with encoders that vLLM or SGLang serve, or whose towers timm or a name describes.
+
+Published checkpoints, and modules of transformers and timm with the same layers, are the references.
+"""
+
+import pytest
+
+from pagecore.errors import UnsupportedOption
+from pagecore.models import ConfigError
+from pagecore.models.parameters import count_parameters, vision_tower
+from tests.capabilities import require
+
+SMALL = {"model_type": "qwen2", "hidden_size": 64, "intermediate_size": 72, "num_hidden_layers": 2, "vocab_size": 101}
+SMALL |= {"num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": False}
+SMALL_SIGLIP = {"model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 40, "image_size": 56}
+SMALL_SIGLIP |= {"num_hidden_layers": 3, "num_attention_heads": 4, "patch_size": 14}
+
+
+def of_tower(config, **flags):
+    """Return the parameters of a tower as transformers builds it."""
+    transformers, torch = require("transformers"), require("torch")
+    with torch.device("meta"):
+        model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(**config | flags))
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("indicators", [0, 5])
+def test_ovis_1_6_has_a_siglip_with_a_head_of_visual_words(indicators):
+    tokenizer = {"hidden_stride": 2, "vocab_size": 50, "backbone_config": SMALL_SIGLIP}
+    tokenizer |= {"use_indicators": False} if not indicators else {}
+    config = {"model_type": "ovis", "hidden_size": 64, "llm_config": SMALL, "visual_tokenizer_config": tokenizer}
+    words = 50 - indicators
+    tower = of_tower(SMALL_SIGLIP) + 4 * 32 * words + 2 * words
+    assert count_parameters(config).total == count_parameters(SMALL).total + tower + 50 * 64
+    assert vision_tower(config).tokens(56) == 4
+
+
+def test_eagle_2_5_has_a_siglip_without_a_head():
+    config = {"model_type": "eagle_2_5_vl", "text_config": SMALL, "vision_config": SMALL_SIGLIP}
+    projector = 2 * 128 + 129 * 64 + 65 * 64
+    tower = of_tower(SMALL_SIGLIP, vision_use_head=False)
+    assert count_parameters(config).total == count_parameters(SMALL).total + tower + projector
+    assert vision_tower(config).tokens(56) == 4
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_nvlm_has_seven_more_heads_than_its_config(has_bias):
+    sizes = {"hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 6}
+    sizes |= {"image_size": 56, "patch_size": 14, "norm_type": "rms_norm", "qkv_bias": has_bias}
+    sizes |= {"model_type": "intern_vit_6b", "qk_normalization": True}
+    config = {"model_type": "NVLM_D", "llm_config": SMALL, "vision_config": sizes, "downsample_ratio": 0.5}
+    dim, heads = 8, 6 + 7
+    layer = 3 * (48 + has_bias) * heads * dim + (heads * dim + 1) * 48 + 2 * heads * dim  # attention
+    layer += 2 * 48 * 40 + 40 + 48 + 4 * 48  # an MLP, norms, and the scales of both residuals
+    tower = 3 * layer + (3 * 14 * 14 + 1) * 48 + 17 * 48 + 48
+    projector = 2 * 192 + 192 * 72 + 72 * 64
+    assert count_parameters(config).total == count_parameters(SMALL).total + tower + projector
+
+
+def test_nvlm_d_72b():
+    text = {"model_type": "qwen2", "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64}
+    text |= {"num_key_value_heads": 8, "intermediate_size": 29568, "vocab_size": 152064, "tie_word_embeddings": False}
+    tower = {"hidden_size": 3200, "intermediate_size": 12800, "num_attention_heads": 25, "num_hidden_layers": 45}
+    tower |= {"model_type": "intern_vit_6b", "norm_type": "rms_norm", "qk_normalization": True, "qkv_bias": False}
+    tower |= {"image_size": 448, "patch_size": 14}
+    config = {"model_type": "NVLM_D", "llm_config": text, "vision_config": tower, "downsample_ratio": 0.5}
+    assert round(count_parameters(config).total / 1e9, 1) == 79.4  # as published
+    assert vision_tower(config).tokens(448) == 256
+
+
+@pytest.mark.parametrize(
+    ("model_type", "has_bias"), [("NemotronH_Nano_VL_V2", False), ("Llama_Nemotron_Nano_VL", True)]
+)
+def test_nemotron_nano_vl_has_a_radio_tower(model_type, has_bias):
+    teachers = [{"name": "clip"}, {"name": "siglip"}, {"name": "dino_v2"}, {"name": "sam", "use_summary": False}]
+    args = {"model": "vit_small_patch16_224", "teachers": teachers, "register_multiple": 8, "cpe_max_size": 64}
+    args |= {"cls_token_per_teacher": True}
+    config = {"model_type": model_type, "llm_config": SMALL, "projector_hidden_size": 24, "downsample_ratio": 0.5}
+    config["vision_config"] = {"args": args, "patch_size": 16}
+    layers = 12 * (4 * 384 * 385 + 1536 * 385 + 384 * 1537 + 4 * 384)
+    tower = layers + 3 * 16**2 * 384 + (4**2 + 8) * 384
+    projector = 1536 * (1 + has_bias) + (1536 + has_bias) * 24 + (24 + has_bias) * 64
+    assert count_parameters(config).total == count_parameters(SMALL).total + tower + projector
+    assert vision_tower(config).tokens(512) == 256
+    assert vision_tower(config).hidden == 384
+    one = config | {"vision_config": {"args": args | {"cls_token_per_teacher": False, "register_multiple": None}}}
+    assert count_parameters(config).total - count_parameters(one).total == 7 * 384
+    other = config | {"vision_config": {"args": args | {"model": "vit_tiny"}}}
+    with pytest.raises(UnsupportedOption, match=r"args.model is .vit_tiny., a network that is unknown"):
+        count_parameters(other)
+    unnamed = config | {"vision_config": {"args": args | {"teachers": ["clip"]}}}
+    with pytest.raises(ConfigError, match=r"args.teachers is .*a list of objects with a name each"):
+        count_parameters(unnamed)
+
+
+def test_a_radio_tower_of_transformers_has_scales_in_addition():
+    sizes = {"hidden_size": 384, "num_hidden_layers": 2, "num_attention_heads": 6, "patch_size": 16}
+    sizes |= {"max_img_size": 64, "num_cls_tokens": 4, "num_registers": 4, "video_temporal_patch_size": None}
+    args = {"model": "vit_small_patch16_224", "register_multiple": 8, "cpe_max_size": 64, "cls_token_per_teacher": True}
+    args["teachers"] = [{"name": name} for name in "abcd"]
+    config = {"model_type": "NemotronH_Nano_VL_V2", "llm_config": SMALL, "projector_hidden_size": 24}
+    config["vision_config"] = {"args": args}
+    projector = 384 + 384 * 24 + 24 * 64
+    tower = count_parameters(config).total - count_parameters(SMALL).total - projector
+    layer = 4 * 384 * 385 + 1536 * 385 + 384 * 1537 + 4 * 384
+    assert of_tower({"model_type": "radio", **sizes}) == tower - 10 * layer + 2 * 2 * 384
+
+
+# As timm 1.0.31 builds them with these arguments.
+@pytest.mark.parametrize(
+    ("architecture", "hidden", "depth", "expected"),
+    [
+        ("vit_pe_core_large_patch14_336", 1024, 23, 291_415_040),
+        ("vit_pe_core_gigantic_patch14_448", 1536, 47, 1_740_922_624),
+    ],
+)
+def test_perception_lm_has_a_tower_that_timm_makes(architecture, hidden, depth, expected):
+    arguments = {"embed_dim": hidden, "depth": depth, "img_size": [448, 448], "global_pool": "", "init_values": 0.1}
+    arguments |= {"use_post_transformer_norm": False, "ref_feat_shape": [32, 32]}
+    vision = {"model_type": "timm_wrapper", "architecture": architecture, "model_args": arguments}
+    config = {"model_type": "perception_lm", "text_config": SMALL, "vision_config": vision}
+    config["projector_pooling_ratio"] = 2
+    projector = (hidden + 1) * 64 + 65 * 64
+    assert count_parameters(config).total == count_parameters(SMALL).total + expected + projector
+    assert (vision_tower(config).tokens(448), vision_tower(config).layers) == (256, depth)
+    with pytest.raises(UnsupportedOption, match=r"global_pool is .*does not pool its patches"):
+        count_parameters(config | {"vision_config": vision | {"model_args": {**arguments, "global_pool": "map"}}})
+    with pytest.raises(UnsupportedOption, match=r"architecture is .resnet50., a network that is unknown"):
+        count_parameters(config | {"vision_config": vision | {"architecture": "resnet50"}})
+
+
+def test_fast_vlm_has_a_network_of_convolutions():
+    vision = {"model_type": "timm_wrapper", "architecture": "fastvit_mci3", "hidden_size": 3072}
+    config = {"model_type": "fast_vlm", "text_config": SMALL, "vision_config": vision}
+    network = 122_714_208  # as timm 1.0.31 builds it for inference
+    expected = count_parameters(SMALL).total + network + 3073 * 64 + 65 * 64
+    assert count_parameters(config).total == expected
+    assert count_parameters(config | {"multimodal_projector_bias": False}).total == expected - 2 * 64
+    assert vision_tower(config) is None
+
+
+def test_kimi_audio_has_the_encoder_of_whisper_large():
+    transformers, torch = require("transformers"), require("torch")
+    from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+    sizes = {"d_model": 1280, "encoder_layers": 32, "encoder_attention_heads": 20, "encoder_ffn_dim": 5120}
+    with torch.device("meta"):
+        encoder = WhisperEncoder(transformers.WhisperConfig(num_mel_bins=128, **sizes))
+    config = SMALL | {"model_type": "kimi_audio", "kimia_adaptor_input_dim": 5120}
+    adaptor = 5121 * 64 + 65 * 64 + 2 * 64
+    text = count_parameters(SMALL).total
+    assert count_parameters(config).total == text + adaptor + sum(each.numel() for each in encoder.parameters())
+    assert count_parameters(config | {"use_whisper_feature": False}).total == text
