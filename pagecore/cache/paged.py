@@ -243,11 +243,13 @@ class PagedKVCache(StepMethods, SwapMethods, CompactMethods, PrefixMethods, Save
         rank : float, optional
             For the policy "rank": blocks with the lowest rank are evicted first.
         cross_tokens : int, optional
-            Number of encoder tokens, for a cache with cross-attention layers; see `set_cross_tokens`.
+            Number of encoder tokens, for a cache with cross-attention layers; see `set_cross_tokens`. 0 for a prompt
+            without an encoder's input: its cross-attention layers return zeros, and such prompts share prefixes.
         cross_digest : bytes or int, optional
             Identity of the encoder's input. While any sequence of the namespace holds an encoder output with this
             digest, later ones share its blocks, and their steps do not write it again. Cached prefixes of the decoder
-            are shared between equal digests only; a sequence without a digest neither reuses a prefix nor leaves one.
+            are shared between equal digests only; a sequence with encoder tokens and without a digest neither reuses a
+            prefix nor leaves one.
 
         Raises
         ------
@@ -262,15 +264,15 @@ class PagedKVCache(StepMethods, SwapMethods, CompactMethods, PrefixMethods, Save
             A namespace or digest of a type that cannot be compared.
         UnsupportedOption
             A priority or rank that the policy does not use; a time_to_live without a priority; cross_tokens for a cache
-            without cross-attention layers; a cross_digest without cross_tokens.
+            without cross-attention layers; a cross_digest without cross_tokens, or with 0.
         """
         ids = token_ids(tokens)
         cross = cross_request(self._parts, cross_tokens, cross_digest, namespace)
         own_namespace = cross_namespace(namespace, cross_digest)
         options = retention_options(self.eviction_policy, own_namespace, spans, priority, time_to_live, rank)
         most = reusable(len(ids), max_tokens)
-        if self._parts.cross is not None and cross_digest is None:
-            most = 0
+        if self._parts.cross is not None and (cross is None or cross[1] is None):
+            most = 0  # the encoder output that its keys depend on has no name
         check_length(len(ids), self.max_tokens_per_sequence)
         return lifecycle.add(self._parts.state, id, ids, options, most, cross)
 
@@ -288,6 +290,7 @@ class PagedKVCache(StepMethods, SwapMethods, CompactMethods, PrefixMethods, Save
         sequence : Sequence
             Idle, and added without `cross_tokens`.
         num_tokens : int
+            0 for a sequence without an encoder's input.
         digest : bytes or int, optional
             Identity of the encoder's input: sequences with equal digests share one encoder output, without a namespace.
             The sequence neither reuses nor leaves a cached prefix; `add_sequence` with a digest does both.
@@ -304,7 +307,7 @@ class PagedKVCache(StepMethods, SwapMethods, CompactMethods, PrefixMethods, Save
         InvalidSequence
             `sequence` is not idle in this cache.
         """
-        cross = cross_request(self._parts, require_int("num_tokens", num_tokens), digest, None)
+        cross = cross_request(self._parts, require_int("num_tokens", num_tokens, 0), digest, None)
         assert cross is not None
         lifecycle.set_cross(self._parts.state, sequence, *cross)
 

@@ -12,6 +12,7 @@ from pagecore import (
     OutOfBlocks,
     PagedKVCache,
     ShapeError,
+    SwapSpace,
     TensorParallel,
     UnsupportedDtype,
     UnsupportedOption,
@@ -32,6 +33,8 @@ def make(layers=LAYERS, **options):
 
 def attention(query, keys, values, scale=None):
     """Attention of every query to all keys, in float64: the plain twin of a cross-attention layer."""
+    if not len(keys):
+        return np.zeros(query.shape)
     query, keys, values = (np.asarray(each, np.float64) for each in (query, keys, values))
     group = query.shape[1] // keys.shape[1]
     keys, values = (np.repeat(each, group, axis=1) for each in (keys, values))
@@ -209,6 +212,55 @@ def test_encoder_tokens_can_be_set_after_the_sequence_was_added():
         cache.set_cross_tokens(sequence, 7)
 
 
+def test_a_sequence_without_an_encoder_input_attends_to_nothing_next_to_others():
+    cache = make()
+    plain = cache.add_sequence(range(9), cross_tokens=0)
+    assert (plain.num_cross_tokens, plain.is_cross_written) == (0, True)
+    batch = cache.prepare([plain], 9)
+    assert batch.cross.num_tokens == 0
+    assert not np.asarray(cache.attend(1, normal(9, 4, 8), batch)).any()
+    seen = cache.add_sequence(range(3), cross_tokens=7)
+    other = cache.add_sequence([5], cross_tokens=0)
+    both = cache.prepare([other, seen], [1, 3])  # while the step of the first is in flight
+    assert np.asarray(both.cross.new_lens).tolist() == [0, 7]
+    keys, values = normal(7, 2, 8, seed=1), normal(7, 2, 8, seed=2)
+    cache.write(1, keys, values, both)
+    query = normal(4, 4, 8, seed=3)
+    found = np.asarray(cache.attend(1, query, both))
+    assert not found[0].any()
+    np.testing.assert_allclose(found[1:], attention(query[1:], keys, values), rtol=0, atol=2e-6)
+    cache.commit(both)
+    cache.commit(batch)
+    assert np.count_nonzero(cache.block_map(1).holders) == 2
+    cache.check_invariants()
+
+
+def test_prompts_without_an_encoder_input_share_their_prefixes_with_one_another_alone():
+    cache = make([SPEC, CrossSpec(2, 8, dtype="float32", num_query_heads=4, max_tokens=8)], num_blocks=[33, 9])
+    for options in ({"cross_tokens": 0}, {"cross_tokens": 5}, {"cross_tokens": 6, "cross_digest": b"a"}):
+        with cache.add_sequence(range(9), **options) as sequence:
+            cache.commit(cache.prepare([sequence], 9))
+    child = cache.fork(cache.add_sequence(range(9), cross_tokens=0))
+    late = cache.add_sequence(range(9))
+    cache.set_cross_tokens(late, 0)
+    assert (child.num_cached_tokens, late.num_cached_tokens) == (8, 0)
+    assert cache.match_length(range(9)) == cache.match_length(range(9), cross_digest=b"a") == 8
+    assert cache.match_length(range(9), namespace=1) == 0
+    for options, length in (
+        ({"cross_tokens": 0, "namespace": 1}, 0),
+        ({"cross_tokens": 5}, 0),
+        ({"cross_tokens": 0, "max_tokens": 4}, 4),
+    ):
+        with cache.add_sequence(range(9), **options) as sequence:
+            assert sequence.num_cached_tokens == length
+    space = SwapSpace(cache, num_blocks=[9, 9])
+    cache.swap_out([child], space)
+    cache.swap_in([child])
+    cache.commit(cache.prepare([child, late], [1, 9]))
+    assert cache.evict_prefix(range(9)) == 0
+    cache.check_invariants()
+
+
 def test_abandon_takes_the_encoder_blocks_back():
     cache = make()
     sequence = cache.add_sequence(range(5), cross_tokens=9)
@@ -372,7 +424,8 @@ def test_bad_arguments_are_refused_by_name():
     before = cache.stats()
     for options, error, text in (
         ({"cross_tokens": 21}, ShapeError, "cross_tokens is 21; .* serve 20"),
-        ({"cross_tokens": 0}, ShapeError, "cross_tokens"),
+        ({"cross_tokens": -1}, ShapeError, "cross_tokens"),
+        ({"cross_tokens": 0, "cross_digest": b"a"}, UnsupportedOption, "cross_digest is given with cross_tokens=0"),
         ({"cross_digest": b"a"}, UnsupportedOption, "without cross_tokens"),
         ({"cross_tokens": 5, "cross_digest": "a"}, UnsupportedDtype, "cross_digest is a str"),
         ({"cross_tokens": 5, "cross_digest": True}, UnsupportedDtype, "cross_digest is a bool"),

@@ -24,7 +24,7 @@ class Output:
     def __init__(self, num_tokens, key):
         self.num_tokens = num_tokens
         self.key = key
-        self.stored = None
+        self.stored = None if num_tokens else [(np.zeros((0, 2, 8)),) * 2, (np.zeros((0, 1, 4)),) * 2]
 
 
 class Twin:
@@ -70,8 +70,9 @@ class CrossMachine(RuleBasedStateMachine):
         return output if holders and (output.stored is None or is_here) else None
 
     @precondition(lambda self: len(self.resident()) < 6 and len(self.twins) < 9)
-    @rule(length=st.integers(1, 9), tokens=st.integers(1, 14), digest=st.none() | st.integers(0, 2), late=st.booleans())
+    @rule(length=st.integers(1, 9), tokens=st.integers(0, 14), digest=st.none() | st.integers(0, 2), late=st.booleans())
     def add(self, length, tokens, digest, late):
+        digest = digest if tokens else None
         output = self.found(digest)
         if output is None:
             output = Output(tokens, digest)
@@ -85,7 +86,7 @@ class CrossMachine(RuleBasedStateMachine):
         assert sequence.is_cross_written == (output.stored is not None)
         twin = Twin(ids.tolist(), output)
         if sequence.num_cached_tokens:
-            assert digest is not None
+            assert digest is not None or not tokens
             assert not late
             self.read_prefix(sequence, twin)
         self.twins[sequence] = twin

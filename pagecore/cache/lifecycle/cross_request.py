@@ -11,6 +11,7 @@ from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage.checks import require_int
 
 Digest = bytes | int
+NO_INPUT = ()  # in the place of a digest, and equal to none
 
 
 def cross_request(
@@ -23,9 +24,9 @@ def cross_request(
     Raises
     ------
     UnsupportedOption
-        The cache has no cross-attention layers, or a digest is given without `num_tokens`.
+        The cache has no cross-attention layers, or a digest is given without `num_tokens` or for 0 tokens.
     ShapeError
-        More tokens than the cross-attention layers serve, or fewer than 1.
+        More tokens than the cross-attention layers serve, or fewer than 0.
     UnsupportedDtype
         A digest that is neither bytes nor an int.
     """
@@ -37,13 +38,17 @@ def cross_request(
         raise UnsupportedOption(
             "cross_tokens is given, but the cache has no cross-attention layers; leave it out, or list a CrossSpec"
         )
-    count = require_int("cross_tokens", num_tokens, max=None)
+    count = require_int("cross_tokens", num_tokens, 0, max=None)
     most = parts.cross.contents.max_tokens
     if count > most:
         raise ShapeError(
             f"cross_tokens is {count}; the cross-attention layers serve {most} encoder tokens: raise max_tokens of "
             "their CrossSpec, or the number of blocks"
         )
+    if not count:
+        if digest is not None:
+            raise UnsupportedOption("cross_digest is given with cross_tokens=0; leave out the digest of an empty input")
+        return 0, content_key(namespace, NO_INPUT)
     if digest is None:
         return count, None
     _require_digest(digest)

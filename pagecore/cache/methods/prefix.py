@@ -254,6 +254,4 @@ class PrefixMethods(PartsOwner):
         ids = token_ids(tokens)
         options = retention_options(self._parts.eviction_policy, cross_namespace(namespace, cross_digest), spans)
         most = len(ids) if max_tokens is None else require_int("max_tokens", max_tokens, 0, max=None)
-        if self._parts.cross is not None and cross_digest is None:
-            most = 0
         return lifecycle.pin(self._parts.state, ids, options, min(most, len(ids)))

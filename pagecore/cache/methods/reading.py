@@ -302,8 +302,6 @@ class CacheReader(PartsOwner):
         ids = token_ids(tokens)
         options = retention_options(self.eviction_policy, cross_namespace(namespace, cross_digest), spans)
         most = reusable(len(ids), max_tokens)
-        if self._parts.cross is not None and cross_digest is None:
-            most = 0
         with Held(self._parts.state.lock):
             if self._parts.prefix is None:
                 return 0

@@ -112,8 +112,8 @@ cdef class Sequence:
 
     @property
     def is_cross_written(self):
-        """True if the encoder's keys and values are in the cache: a later step does not write them again."""
-        return self.cross is not None and self.cross.is_written
+        """True if no later step writes the encoder's keys and values: they are in the cache, or there are none."""
+        return self.cross is not None and (self.cross.is_written or self.cross.num_tokens == 0)
 
     @property
     def is_swapped(self):

@@ -159,7 +159,7 @@ cdef list contents_to_write(CrossContents contents, list sequences, const int32_
                 f"sequence {sequence.id!r} has no number of encoder tokens, and the cache has cross-attention layers; "
                 "pass cross_tokens to add_sequence, or call set_cross_tokens"
             )
-        if content.is_written or content.mark == contents.num_lists:
+        if content.is_written or content.num_tokens == 0 or content.mark == contents.num_lists:
             continue
         if content.writer is not None:
             raise InvalidSequence(

@@ -1,7 +1,7 @@
 """Options of requests for the cache: encoder outputs, spans and retention, and what they mean for prefixes.
 
 The keys of a decoder depend on the encoder output that it attends to. Requests share cached prefixes only if their
-digests are equal; without a digest they share none.
+digests are equal; without a digest they share none, unless they have no encoder tokens.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def check_cross(id: object, max_tokens: int | None, num_tokens: int | None) -> N
         return
     if num_tokens is None:
         raise UnsupportedOption(
-            f"request {id} has no encoder tokens, and the cache has cross-attention layers; give cross_tokens"
+            f"request {id} has no number of encoder tokens, and the cache has cross-attention layers; give "
+            "cross_tokens, 0 for a request without an encoder's input"
         )
     if num_tokens > max_tokens:
         raise RequestError(
@@ -72,6 +73,8 @@ def match_options(request: Request) -> dict[str, Any]:
         options["max_tokens"] = request.max_reused_tokens
     if request.cross_digest is not None:
         options["cross_digest"] = request.cross_digest
+    elif request.cross_tokens:
+        options["max_tokens"] = 0
     return options
 
 
@@ -90,6 +93,8 @@ def add_options(request: Request) -> dict[str, Any]:
 def prefix_key(run: Run) -> Hashable:
     """Return a key that is equal for two runs only if one can reuse the computed prefix of the other."""
     request = run.request
-    if request.cross_tokens is not None:
+    if request.cross_tokens:
         return run if request.cross_digest is None else (request.namespace, request.spans, request.cross_digest)
+    if request.cross_tokens == 0:
+        return (request.namespace, request.spans, ())
     return request.namespace if request.spans is None else (request.namespace, request.spans)

@@ -30,7 +30,7 @@ LEAST = {
     "samples": 1,
     "priority": -INT32_MAX,
     "max_reused_tokens": 0,
-    "cross_tokens": 1,
+    "cross_tokens": 0,
 }
 OPTIONAL = {"cross_tokens", "max_reused_tokens"}
 
@@ -89,7 +89,8 @@ class Request:
         log-probabilities of the prompt need it. Its blocks are published all the same. By default all that is cached.
     cross_tokens : int, optional
         Number of encoder tokens, for a cache with cross attention. The first step of each run writes them:
-        ``step.batch.cross`` has their number for each row, and a run that is recomputed writes them again.
+        ``step.batch.cross`` has their number for each row, and a run that is recomputed writes them again. 0 for a
+        request without an encoder's input, whose cross-attention layers return zeros.
     cross_digest : bytes or int, optional
         Identity of the encoder's input: requests with equal digests share one output and the prefixes of the decoder.
 
@@ -97,14 +98,14 @@ class Request:
     ------
     ShapeError
         `prompt` is empty, `prompt` or `stop_token_ids` is not 1-D or has ids that int32 cannot hold, `max_new_tokens`
-        or `max_reused_tokens` is negative, `min_new_tokens` is negative or larger than `max_new_tokens`, `samples` or
-        `cross_tokens` is below 1, or `priority` is not an integer of int32; spans that cannot be listed or are out of
-        range.
+        or `max_reused_tokens` or `cross_tokens` is negative, `min_new_tokens` is negative or larger than
+        `max_new_tokens`, `samples` is below 1, or `priority` is not an integer of int32; spans that cannot be listed or
+        are out of range.
     UnsupportedDtype
         `prompt` or `stop_token_ids` is not of integers, `namespace` cannot be compared, or `cross_digest` is neither
         bytes nor an int.
     UnsupportedOption
-        `ignore_eos` is not True or False, or `cross_digest` is given without `cross_tokens`.
+        `ignore_eos` is not True or False, or `cross_digest` is given without `cross_tokens` or for 0 of them.
     """
 
     id: int
@@ -164,8 +165,8 @@ def _check_digest(digest: object, num_tokens: int | None) -> None:
         return
     if isinstance(digest, bool) or not isinstance(digest, bytes | int):
         raise UnsupportedDtype(f"cross_digest is a {type(digest).__name__}; expected bytes or an int")
-    if num_tokens is None:
-        raise UnsupportedOption("cross_digest is given without cross_tokens; pass both")
+    if not num_tokens:
+        raise UnsupportedOption("cross_digest is given without cross_tokens, or with 0 of them; pass both, or neither")
 
 
 def _stop_ids(given: Iterable[int]) -> tuple[int, ...]:

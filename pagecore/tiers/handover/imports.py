@@ -149,7 +149,7 @@ def start_import(
         "priority": priority,
         "time_to_live": time_to_live,
         "rank": rank,
-        "cross_tokens": first.cross or None,
+        "cross_tokens": first.cross if parts.cross is not None and (first.cross or first.num_computed) else None,
         "cross_digest": cross_digest,
     }
     sequence = _added(cache, first, max_tokens, options)

@@ -53,6 +53,8 @@ def row_of(cache, sequence, group):
     """Return the blocks of a sequence in one group."""
     parts = parts_of(cache)
     if parts.groups[group].is_cross:
+        if sequence.cross_row < 0:
+            return np.empty(0, np.int32)
         return parts.cross.contents.tables.blocks(sequence.cross_row, group - len(parts.token_groups))
     return parts.tables.blocks(sequence.row, group)
 

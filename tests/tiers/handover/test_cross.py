@@ -135,5 +135,16 @@ def test_digests_must_match(sockets):
     assert_same(content(sender, late), content(receiver, arrived))
 
 
+def test_a_sequence_without_an_encoder_input_arrives_and_reuses_a_prefix(sockets):
+    sender, receiver = make(), make(seed=2)
+    for cached in (0, 32):
+        sequence = computed(sender, list(range(33)), cross_tokens=0)
+        arrived = hand_over(sockets, sender, receiver, sequence)
+        assert (arrived.num_cross_tokens, arrived.num_cached_tokens, arrived.num_computed_tokens) == (0, cached, 33)
+        assert_same(content(sender, sequence), content(receiver, arrived))
+        receiver.append_tokens([arrived], [[7]])
+        receiver.commit(receiver.prepare([arrived], 1))
+
+
 def hand_over_now(pair, sender, receiver, sequence):
     return import_sequence(receiver, export_sequence(sender, sequence, transport=pair[0]), transport=pair[1])

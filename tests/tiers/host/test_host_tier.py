@@ -126,6 +126,10 @@ def test_cross_attention_is_left_out_and_prefixes_are_kept_by_digest():
     assert tiers.host.match(range(17), cross_digest=b"a") == 16
     assert tiers.host.match(range(17), cross_digest=b"b") == tiers.host.match(range(17)) == 0
     assert serve(cache, range(16), cross_tokens=4, cross_digest=b"a") == 12
+    assert serve(cache, range(16), cross_tokens=0) == 0
+    cache.clear_prefix_cache()
+    assert [serve(cache, range(16), cross_tokens=tokens) for tokens in (0, 4)] == [12, 0]
+    assert tiers.host.match(range(17)) == 16
     with pytest.raises(UnsupportedOption, match="cross-attention"):
         SwapSpace(cache, host=tiers.host)
     with pytest.raises(UnsupportedOption, match="cross attention"):

@@ -71,10 +71,7 @@ class TierParts:
     ) -> Options:
         ids = token_ids(tokens)
         options = retention_options(self._parts.eviction_policy, cross_namespace(namespace, digest), spans)
-        most = reusable(len(ids), max_tokens)
-        if self._parts.cross is not None and digest is None:
-            most = 0  # the encoder output that its keys depend on has no name
-        return ids, options, most
+        return ids, options, reusable(len(ids), max_tokens)
 
     def _release(self, inner: _lease.EntryLease) -> None:
         _lease.release(self._parts.state, inner)
