@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, PagedKVCache, ShapeError, UnsupportedDtype, UnsupportedOption
-from pagecore.serving import Request, Scheduler
+from pagecore.serving import Request, RequestError, Scheduler
+from pagecore.serving.scheduling.parts import longest_span
 
 PROMPT = [1] * 8 + [9] * 8 + [2] * 8
 CAT, DOG = [(8, 16, b"cat")], [(8, 16, b"dog")]
@@ -97,3 +98,92 @@ def test_retention_that_the_cache_does_not_serve_is_refused_before_the_request_i
         with pytest.raises(ShapeError):
             scheduler.add(Request(0, PROMPT, 1, cache_priority=priority))
     assert not scheduler.waiting
+
+
+def ends_of(scheduler, *requests):
+    """Serve requests that arrive together; return where the steps of each prompt end."""
+    ends = {scheduler.add(request): [] for request in requests}
+    while (step := scheduler.schedule()) is not None:
+        for run, count in zip(step.runs, step.counts, strict=True):
+            if run.prefilling:
+                ends[run].append(run.sequence.num_computed_tokens + count)
+        scheduler.commit(step)
+        scheduler.accept(step, np.full(len(step.outputs), 5))
+        scheduler.cache.check_invariants()
+        scheduler.check_invariants()
+    return list(ends.values())
+
+
+def wholes(num_blocks=200, spec=None, **options):
+    cache = PagedKVCache(spec or AttentionSpec(1, 8), num_blocks=num_blocks, block_size=16, device="none")
+    return Scheduler(cache, whole_spans=True, **options)
+
+
+@pytest.mark.parametrize(
+    ("spans", "budget", "ends"),
+    [
+        ([(400, 1200, 1)], 1024, [400, 1200]),  # as in vLLM's test of disable_chunked_mm_input
+        ([(0, 600, 1), (600, 1200, 2)], 1024, [600, 1200]),
+        ([(0, 600, 1), (600, 1024, 2), (1024, 1025, 3)], 1024, [1024, 1200]),
+        ([(100, 5000, 1)], 1100, [100, 1200]),  # the span continues in the answer
+        ([(300, 400, 1), (700, 710, 2)], 350, [300, 650, 1000, 1200]),
+    ],
+)
+def test_parts_of_prompts_end_outside_of_whole_spans(spans, budget, ends):
+    request = Request(0, np.zeros(1200, np.int32), 1, spans=spans)
+    assert ends_of(wholes(max_tokens_per_step=budget), request) == [ends]
+
+
+def test_a_span_waits_for_a_step_with_room_and_nothing_passes_it():
+    scheduler = wholes(max_tokens_per_step=100)
+    lengths, spans, counts = (30, 150, 40), [(50, 150, b"cat")], []
+    for number, length in enumerate(lengths):
+        scheduler.add(Request(number, np.full(length, number), 3, spans=spans if number == 1 else None))
+    while (step := scheduler.schedule()) is not None:
+        counts.append(step.counts)
+        scheduler.commit(step)
+        scheduler.accept(step, np.full(len(step.outputs), 5))
+    assert counts == [[30, 50, 20], [1], [1], [100], [1, 20], [1, 1], [1]]
+
+
+def test_a_reused_prefix_may_end_inside_a_span():
+    scheduler = wholes(max_tokens_per_step=100)
+    prompt = np.arange(140)
+    spans = [(10, 100, b"cat")]
+    assert ends_of(scheduler, Request(0, prompt, 1, spans=spans)) == [[100, 140]]
+    assert scheduler.cache.evict_prefix(prompt, keep=50, spans=spans) == 4
+    run = scheduler.add(Request(1, prompt, 1, spans=spans, max_reused_tokens=50))
+    step = scheduler.schedule()
+    assert (run.num_reused_tokens, step.counts) == (48, [92])
+
+
+def test_windows_that_are_short_do_not_cut_a_span():
+    spec = [AttentionSpec(1, 8), AttentionSpec(1, 8, window=16)]
+    scheduler = wholes([200, 8], spec, max_tokens_per_step=400)
+    assert scheduler.cache.max_step_tokens == 82
+    prompts = [np.full(400, i, np.int32) for i in range(3)]
+    spans = [[(start, start + 80, 1) for start in (3, 101, 250)], None, [(318, 400, 2)]]
+    requests = [Request(i, prompt, 2, spans=each) for i, (prompt, each) in enumerate(zip(prompts, spans, strict=True))]
+    for ends, each in zip(ends_of(scheduler, *requests), spans, strict=True):
+        assert not any(first < end < last for end in ends for first, last, _ in each or ())
+    with pytest.raises(RequestError, match="span of 83 tokens, which one step must compute; a step computes 82 tokens"):
+        scheduler.add(Request(4, prompts[0], 1, spans=[(0, 83, 1), (390, 500, 2)]))
+    assert not scheduler.waiting
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whole_spans_hold_in_random_schedules(seed):
+    random = np.random.default_rng(seed)
+    options = {"max_prefill_tokens": 60} if seed % 3 == 1 else {"chunked_prefill_size": 50} if seed % 3 == 2 else {}
+    scheduler = wholes(40, max_tokens_per_step=64, max_running=5, policy=("fcfs", "lpm")[seed % 2], **options)
+    requests = []
+    for number in range(25):
+        length = int(random.integers(1, 200))
+        edges = np.unique(random.integers(0, 220, int(random.integers(0, 12)))).tolist()
+        spans = [(start, end, start % 3) for start, end in zip(edges[::2], edges[1::2], strict=False)]
+        requests.append(Request(number, random.integers(0, 2, length), int(random.integers(1, 30)), spans=spans))
+    served = [each for each in requests if longest_span(each.spans, len(each.prompt)) <= 50]
+    assert len(served) > 15
+    for request, ends in zip(served, ends_of(scheduler, *served), strict=True):
+        length = len(request.prompt)
+        assert not any(first < end < min(last, length) for end in ends for first, last, _ in request.spans)

@@ -74,6 +74,16 @@ class StepRows:
         self.counts[: self.num_decodes] = [min(count, 1 + most) for count in self.decode_counts]
         self.has_drafts = any(count > 1 for count in self.decode_counts)
 
+    def cut_prompts(self, counts: list[int]) -> bool:
+        """Give each row its count, and drop rows without tokens; return False and change nothing if none would stay."""
+        kept = [i for i, count in enumerate(counts) if count]
+        if not kept:
+            return False
+        self.runs = [self.runs[i] for i in kept]
+        self.sequences = [self.sequences[i] for i in kept]
+        self.counts = [counts[i] for i in kept]
+        return True
+
     def draft_options(self) -> dict[str, Any]:
         """Return the options of `prepare` that describe the drafts: their ids and trees, where they are known."""
         if self.drafts is None or not self.has_drafts:
@@ -105,6 +115,8 @@ def select(roster: Roster, limits: Limits, drafts: Drafts | None = None) -> tupl
         if not budget:
             break
         count = limits.parts.count(run, budget)
+        if not count:  # a span of it waits for a step with more room, and no other prompt passes it
+            return rows, 0
         rows.add(run, count)
         budget -= count
     return rows, budget
@@ -232,8 +244,12 @@ class Admission:
                 self._roster.delay(run)
                 queue.num_skipped += 1
                 continue
-            stage.append(run)
             count = self._limits.parts.count(run, budget)
+            if not count:
+                self._unpin([run])
+                self._is_closed = True
+                break
+            stage.append(run)
             if self._shared is not None:
                 self._shared.add(run, count)
             budget -= count
@@ -302,7 +318,8 @@ class Admission:
         run.came_late = self._queue is not None and self._queue.is_late(run)
         self._roster.admit(run)
         count = self._limits.parts.count(run, self._budget)
-        self._rows.add(run, count)
+        if count:
+            self._rows.add(run, count)
         self._budget -= count
         self._free_rows -= run.samples
         self._free_states -= run.samples

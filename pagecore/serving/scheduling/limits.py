@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pagecore.cache.memory.demand import PROMPT_TOKENS
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.serving.scheduling.future import future_ratios
-from pagecore.serving.scheduling.parts import PromptParts, choose_parts
+from pagecore.serving.scheduling.parts import PromptParts, choose_parts, longest_span
 from pagecore.serving.scheduling.request import RequestError
 from pagecore.storage import StateSpec
 from pagecore.storage.checks import INT32_MAX, as_float, flag, require_int, shown
@@ -16,6 +16,7 @@ from pagecore.storage.checks import INT32_MAX, as_float, flag, require_int, show
 if TYPE_CHECKING:
     from pagecore.cache import PagedKVCache, SwapSpace
     from pagecore.serving.scheduling.future import Ratios
+    from pagecore.serving.scheduling.request import Request
 
 __all__ = ["POLICIES", "Limits", "check_order", "choose_limits"]
 
@@ -51,6 +52,8 @@ class Limits:
         Prompt tokens of one step.
     parts : PromptParts
         Tokens of one prompt in one step.
+    span_tokens : int
+        Tokens of the longest span that a step can compute as a whole.
     policy : str
         Order of the queue, one of `POLICIES`.
     max_wait_steps : int
@@ -78,6 +81,7 @@ class Limits:
     state_rows: int
     prefill_tokens: int
     parts: PromptParts
+    span_tokens: int
     policy: str
     max_wait_steps: int
     shares_prompts: bool
@@ -106,6 +110,18 @@ class Limits:
                 "raise max_running (and max_tokens_per_step, and max_sequences of the cache), or use fewer samples"
             )
 
+    def check_spans(self, request: Request) -> None:
+        """Raise `RequestError` for a span that no step can compute as a whole, if steps must."""
+        if not self.parts.whole_spans or request.spans is None:
+            return
+        longest = longest_span(request.spans, len(request.prompt))
+        if longest > self.span_tokens:
+            raise RequestError(
+                f"request {request.id} has a span of {longest} tokens, which one step must compute; a step computes "
+                f"{self.span_tokens} tokens of a prompt: raise max_tokens_per_step, max_prefill_tokens and "
+                "chunked_prefill_size, or the blocks of windows, or split the span"
+            )
+
 
 def choose_limits(
     cache: PagedKVCache,
@@ -120,6 +136,7 @@ def choose_limits(
     max_prefill_tokens: int | None,
     chunked_prefill_size: int | None,
     prompt_checkpoints: int | None,
+    whole_spans: bool,
     share_prompts: bool,
     new_token_ratio: float | None,
     conservativeness: float,
@@ -146,6 +163,9 @@ def choose_limits(
     max_length = cache.max_length
     # Each token of a step has its own slot, so a step with more tokens than slots could never be prepared.
     budget = min(max_tokens_per_step, max(cache.num_available * cache.block_size, max_running))
+    prefill_tokens = _at_most("max_prefill_tokens", max_prefill_tokens, budget)
+    chunk = _at_most("chunked_prefill_size", chunked_prefill_size, budget)
+    parts = choose_parts(cache, chunk, prompt_checkpoints, whole_spans)
     return Limits(
         max_running=max_running,
         max_tokens_per_step=max_tokens_per_step,
@@ -154,8 +174,9 @@ def choose_limits(
         max_length=max_length,
         headroom=int(max_length * headroom),
         state_rows=state_rows,
-        prefill_tokens=_at_most("max_prefill_tokens", max_prefill_tokens, budget),
-        parts=choose_parts(cache, _at_most("chunked_prefill_size", chunked_prefill_size, budget), prompt_checkpoints),
+        prefill_tokens=prefill_tokens,
+        parts=parts,
+        span_tokens=min(prefill_tokens, parts.chunk, cache.max_step_tokens),
         policy=check_order(policy),
         max_wait_steps=require_int("max_wait_steps", max_wait_steps),
         shares_prompts=flag("share_prompts", share_prompts) and getattr(cache, "has_prefix_cache", True),

@@ -12,6 +12,9 @@ small q), with a number of checkpoints that is logarithmic in the length.
 
 A part that ends because the step is full ends on the grid of the checkpoints, too: a step keeps states at multiples of
 the chunk after its first token, and after a part that ends elsewhere none of these could be at the end of a block.
+
+Tokens of an image may attend to one another in both directions, which takes all of them in one step. With `whole_spans`
+no part ends inside a span: it ends before the span, or waits for a step with room for all of it.
 """
 
 from __future__ import annotations
@@ -21,13 +24,14 @@ from typing import TYPE_CHECKING
 
 from pagecore.errors import UnsupportedOption
 from pagecore.storage import StateSpec
-from pagecore.storage.checks import require_int, shown
+from pagecore.storage.checks import flag, require_int, shown
 
 if TYPE_CHECKING:
     from pagecore.cache import PagedKVCache, Sequence
+    from pagecore.cache.prefix.retention import Spans
     from pagecore.serving.scheduling.request import Run
 
-__all__ = ["DEFAULT_CHECKPOINTS", "PromptParts", "choose_parts"]
+__all__ = ["DEFAULT_CHECKPOINTS", "PromptParts", "choose_parts", "longest_span"]
 
 DEFAULT_CHECKPOINTS = 4
 # Tokens between the end of a prompt and the last checkpoint before it, and bits of the factor to the next distance. A
@@ -48,15 +52,29 @@ class PromptParts:
         Tokens between the lengths at which a state can be kept.
     checkpoints : int
         Checkpoints before the end of a prompt, those of branches not counted; 0 for parts that end anywhere.
+    whole_spans : bool
+        True if no part ends inside a span.
     """
 
     chunk: int
     grid: int = 1
     checkpoints: int = 0
+    whole_spans: bool = False
 
     def count(self, run: Run, budget: int) -> int:
-        """Return the tokens of the next part of a prompt whose run has a sequence, at most `budget`."""
-        count = min(run.num_tokens_left, budget, self.chunk)
+        """Return the tokens of the next part of a prompt whose run has a sequence, at most `budget`.
+
+        0 if the part would end inside a span for which there is no room.
+        """
+        most = min(run.num_tokens_left, budget, self.chunk)
+        count = self._up_to_checkpoint(run, most)
+        if not self.whole_spans or run.request.spans is None:
+            return count
+        computed = run.sequence.num_computed_tokens
+        end = _end_outside(run.request.spans, computed, computed + count, len(run.request.prompt))
+        return end - computed if end <= computed + most else 0
+
+    def _up_to_checkpoint(self, run: Run, count: int) -> int:
         if not self.checkpoints or count <= self.grid:
             return count
         sequence = run.sequence
@@ -78,18 +96,34 @@ class PromptParts:
         return branch
 
 
-def choose_parts(cache: PagedKVCache, chunk: int, prompt_checkpoints: int | None) -> PromptParts:
-    """Check `prompt_checkpoints` and return the rule for a cache; the errors are those of `Scheduler`."""
+def _end_outside(spans: Spans, computed: int, end: int, length: int) -> int:
+    """Return the last end up to `end` that is after `computed` and inside no span, or the first one after `end`."""
+    for first, last, _ in spans:
+        if first < end < min(last, length):
+            return first if first > computed else min(last, length)
+    return end
+
+
+def longest_span(spans: Spans, length: int) -> int:
+    """Return the most tokens that a span has in a prompt of `length` tokens."""
+    return max((min(last, length) - first for first, last, _ in spans), default=0)
+
+
+def choose_parts(
+    cache: PagedKVCache, chunk: int, prompt_checkpoints: int | None, whole_spans: bool = False
+) -> PromptParts:
+    """Check the options of prompts and return the rule for a cache; the errors are those of `Scheduler`."""
+    whole_spans = flag("whole_spans", whole_spans)
     if not cache.num_states:
         if prompt_checkpoints is not None:
             raise UnsupportedOption(
                 f"prompt_checkpoints is {shown(prompt_checkpoints)}, but the cache has no states; leave it out"
             )
-        return PromptParts(chunk)
+        return PromptParts(chunk, whole_spans=whole_spans)
     if prompt_checkpoints is None:
         wanted = DEFAULT_CHECKPOINTS if getattr(cache, "has_prefix_cache", True) else 0
     else:
         wanted = require_int("prompt_checkpoints", prompt_checkpoints, 0, 16)
     specs = (cache.spec(layer) for layer in range(cache.num_layers))
     rules = next(spec for spec in specs if isinstance(spec, StateSpec))
-    return PromptParts(chunk, rules.prefill_grid(cache.block_size), wanted)
+    return PromptParts(chunk, rules.prefill_grid(cache.block_size), wanted, whole_spans)

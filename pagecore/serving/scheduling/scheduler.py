@@ -116,6 +116,10 @@ class Scheduler(SchedulerRequests):
         branched off, and 512, 2,048, 8,192, ... tokens before its end. A prompt that shares most of this one then
         begins near the end of what they share, even if it is the first to do so; each checkpoint costs one step of the
         prompt. 4 by default; 0 computes a prompt in as few steps as the other limits allow.
+    whole_spans : bool
+        If True, no step ends inside a span of a prompt, for models whose images attend in both directions. A part of
+        the prompt ends before the span, or waits until decodes and drafts leave room for all of it; no other prompt
+        passes it meanwhile. A prefix that is reused may end inside a span.
     share_prompts : bool
         If True, a request waits one step for the blocks of its prompt that another request computes in this step, and
         then reuses them. Up to `max_running` requests wait in a step, and others pass them.
@@ -178,6 +182,7 @@ class Scheduler(SchedulerRequests):
         max_prefill_tokens: int | None = None,
         chunked_prefill_size: int | None = None,
         prompt_checkpoints: int | None = None,
+        whole_spans: bool = False,
         share_prompts: bool = True,
         new_token_ratio: float | None = None,
         conservativeness: float = 1.0,
@@ -197,6 +202,7 @@ class Scheduler(SchedulerRequests):
             max_prefill_tokens=max_prefill_tokens,
             chunked_prefill_size=chunked_prefill_size,
             prompt_checkpoints=prompt_checkpoints,
+            whole_spans=whole_spans,
             share_prompts=share_prompts,
             new_token_ratio=new_token_ratio,
             conservativeness=conservativeness,

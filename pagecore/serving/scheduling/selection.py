@@ -61,7 +61,7 @@ def _prepare(roster: Roster, limits: Limits, drafts: Drafts | None, is_ahead: bo
         if roster.pinned:
             for run in list(roster.pinned):
                 roster.unpin(run)
-        elif _return_spare_blocks(roster) or _shorten_drafts(cache, rows) or _shorten_prompts(cache, rows):
+        elif _return_spare_blocks(roster) or _shorten_drafts(cache, rows) or _shorten_prompts(cache, rows, limits):
             continue
         elif is_ahead:
             roster.undo_delays()
@@ -136,14 +136,18 @@ def _return_spare_blocks(roster: Roster) -> bool:
     return [one.capacity for one in spare] != before
 
 
-def _shorten_prompts(cache: PagedKVCache, rows: StepRows) -> bool:
+def _shorten_prompts(cache: PagedKVCache, rows: StepRows, limits: Limits) -> bool:
     """Cut the chunks of prompts to the most tokens for which windows have blocks; return False if none helps."""
+    prompts = rows.runs[rows.num_decodes :]
     longest = max(rows.counts[rows.num_decodes :], default=1)
     if longest == 1 or cache.shortage(rows.sequences, rows.counts, step_tokens=1):
         return False
 
     def cut(most: int) -> list[int]:
-        return [min(count, most) for count in rows.counts]
+        counts = [min(count, most) for count in rows.counts[rows.num_decodes :]]
+        if limits.parts.whole_spans:
+            counts = [limits.parts.count(*each) for each in zip(prompts, counts, strict=True)]
+        return rows.decode_counts + counts
 
     fits, too_many = 0, longest
     while too_many - fits > 1:
@@ -152,9 +156,7 @@ def _shorten_prompts(cache: PagedKVCache, rows: StepRows) -> bool:
             too_many = middle
         else:
             fits = middle
-    if fits:
-        rows.counts = cut(fits)
-    return fits > 0
+    return fits > 0 and rows.cut_prompts(cut(fits))
 
 
 def _preempt(roster: Roster, limits: Limits, missing: int) -> None:
