@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pagecore import AttentionSpec, PagedKVCache
+from pagecore import AttentionSpec, PagedKVCache, UnsupportedOption
 from pagecore.serving import Request, Scheduler, State
 
 
@@ -230,3 +230,36 @@ def test_ids_of_the_end_of_a_text_are_ignored_on_request():
     scheduler.commit(step, [3])
     assert scheduler.accept(step, [[STOP, 10, 11]]) == []
     assert run.held.tokens.tolist()[-3:] == [STOP, 10, 11]
+
+
+def counts_of(scheduler, **options):
+    """Serve one step; return its tokens by request."""
+    step = scheduler.schedule(**options)
+    scheduler.commit(step)
+    scheduler.accept(step, np.arange(len(step.outputs)))
+    return {run.request.id: count for run, count in zip(step.runs, step.counts, strict=True)}
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_prompts_are_held_back_only_while_others_decode(overlap):
+    scheduler = made(max_tokens_per_step=50, overlap=overlap)
+    scheduler.add(asked(0, 4, 3))
+    assert counts_of(scheduler, hold_prompts=True) == {0: 4}
+    scheduler.add(asked(1, 80, 1))
+    assert counts_of(scheduler) == {0: 1, 1: 49}
+    scheduler.add(asked(2, 8, 1))
+    assert counts_of(scheduler, hold_prompts=True) == {0: 1}  # neither the second part nor the new request
+    assert counts_of(scheduler, hold_prompts=True) == {1: 31, 2: 8}
+    assert scheduler.schedule(hold_prompts=True) is None
+    with pytest.raises(UnsupportedOption, match="hold_prompts"):
+        scheduler.schedule(hold_prompts=1)
+
+
+def test_a_prompt_that_was_held_back_goes_on_when_the_last_decode_gives_way():
+    scheduler = made(num_blocks=10, max_tokens_per_step=64, chunked_prefill_size=32, prefix_cache=False)
+    scheduler.add(asked(0, 100, 1))
+    scheduler.add(asked(1, 30, 100))
+    assert counts_of(scheduler) == {0: 32, 1: 30}
+    served = [counts_of(scheduler, hold_prompts=True) for _ in range(83)]
+    assert served == [{1: 1}] * 82 + [{0: 32}]  # 112 tokens fill the blocks that the prompt does not have yet
+    assert scheduler.num_preemptions == 1

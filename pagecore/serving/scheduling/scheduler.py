@@ -223,7 +223,9 @@ class Scheduler(SchedulerRequests):
         batches = [cache.make_batch(limits.max_running, limits.budget, *cross, **trees) for _ in range(num_batches)]
         self._roster = Roster(cache, batches, swap_space, limits.ratios, policy)
 
-    def schedule(self, drafts: Proposed | Mapping[Run, Proposed] | None = None) -> Step | None:
+    def schedule(
+        self, drafts: Proposed | Mapping[Run, Proposed] | None = None, *, hold_prompts: bool = False
+    ) -> Step | None:
         """Choose the next step and allocate its blocks.
 
         Parameters
@@ -233,6 +235,10 @@ class Scheduler(SchedulerRequests):
             ids, or a tree. Drafts of runs that do not decode in this step are not used. A run gets the first ones of
             its drafts, or none: no more than it may still generate, and than `max_tokens_per_step`, the blocks and the
             state slots allow after all decodes have their token. No run is preempted for a draft.
+        hold_prompts : bool
+            If True, the step computes no prompts while there are decodes: parts of running prompts and admissions wait.
+            For data-parallel ranks, whose steps take as long as the longest, and for steps that a graph of decodes
+            serves. A caller that holds prompts back for ever starves them.
 
         Returns
         -------
@@ -244,7 +250,8 @@ class Scheduler(SchedulerRequests):
         ------
         ShapeError, UnsupportedDtype, UnsupportedOption
             `drafts` is something else, or has ids that int32 cannot hold; there are more drafts than `draft_tokens` of
-            the layers that keep states; or trees for which `max_tree_tokens` leaves no room.
+            the layers that keep states; or trees for which `max_tree_tokens` leaves no room. `hold_prompts` is not True
+            or False.
         InvalidSequence
             `drafts` names a run of another scheduler. The last step is not committed, or, without overlap, neither
             accepted nor abandoned; or, with overlap, two steps are open.
@@ -254,6 +261,7 @@ class Scheduler(SchedulerRequests):
             Rows of the cache are held outside the scheduler.
         """
         roster = self._settled()
+        hold_prompts = flag("hold_prompts", hold_prompts)
         if roster.steps:
             require_room(roster.steps, overlap=self.overlap)
             if roster.must_accept:
@@ -266,7 +274,7 @@ class Scheduler(SchedulerRequests):
         start = perf_counter_ns()
         roster.switch_batch()
         num_preemptions = roster.num_preemptions
-        rows = prepare_step(roster, self._limits, proposed)
+        rows = prepare_step(roster, self._limits, proposed, hold_prompts=hold_prompts)
         if rows is None:
             return None
         index_ns = perf_counter_ns() - start

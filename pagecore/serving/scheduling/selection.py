@@ -9,6 +9,7 @@ tokens say. With a threshold of priorities, runs are preempted for admissions, t
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from pagecore.errors import OutOfBlocks, OutOfRows
@@ -27,33 +28,47 @@ if TYPE_CHECKING:
 __all__ = ["prepare_step"]
 
 
-def prepare_step(roster: Roster, limits: Limits, drafts: Drafts | None = None) -> StepRows | None:
+def prepare_step(
+    roster: Roster, limits: Limits, drafts: Drafts | None = None, *, hold_prompts: bool = False
+) -> StepRows | None:
     """Choose the rows of the next step and prepare the roster's batch for them; the roster must not be empty.
 
     Returns None for a step ahead of ids that are not accepted if it would have no rows, or if runs would have to be
-    preempted: the accepted ids may end runs, whose blocks are then free.
+    preempted: the accepted ids may end runs, whose blocks are then free. With `hold_prompts` the rows are decodes, if
+    there are any.
 
     Raises
     ------
     OutOfBlocks, OutOfRows
         As `Scheduler.schedule`.
     """
-    is_ahead = bool(roster.steps)
     while True:
         try:
-            return _prepare(roster, limits, drafts, is_ahead)
+            return _decodes_or_all(roster, fitted_limits(limits, drafts, roster.running), drafts, hold_prompts)
         except (OutOfBlocks, OutOfRows):
             roster.settle()
             roster.undo_delays()
-            if is_ahead:
+            if roster.steps:
                 return None
             if not roster.release_output():
                 raise
 
 
-def _prepare(roster: Roster, limits: Limits, drafts: Drafts | None, is_ahead: bool) -> StepRows | None:
+def _decodes_or_all(roster: Roster, limits: Limits, drafts: Drafts | None, hold_prompts: bool) -> StepRows | None:
+    """Return the decodes alone if prompts are held and there are decodes; else what `_prepared_rows` returns."""
+    if hold_prompts:
+        without = replace(limits, prefill_tokens=0, preemption_threshold=None)
+        if select(roster, without)[0].runs:
+            rows = _prepared_rows(roster, without, drafts)
+            if rows is not None or roster.steps:
+                return rows
+    return _prepared_rows(roster, limits, drafts)
+
+
+def _prepared_rows(roster: Roster, limits: Limits, drafts: Drafts | None) -> StepRows | None:
+    """Return the rows within the limits, prepared; None if none are left, or for a step ahead as `prepare_step`."""
     cache = roster.cache
-    limits = fitted_limits(limits, drafts, roster.running)
+    is_ahead = bool(roster.steps)
     rows = _choose_rows(roster, limits, drafts, is_ahead)
     if rows is None:
         return None
