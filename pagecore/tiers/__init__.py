@@ -43,7 +43,15 @@ if TYPE_CHECKING:
     from pagecore.tiers.remote.mooncake import MooncakeStore
     from pagecore.tiers.remote.objects import ObjectStore
     from pagecore.tiers.remote.resp import RespStore
-    from pagecore.tiers.store import BlockStore, EntryRemover, EntryToucher, EvictionReporter, PrefixKeeper, StoreStats
+    from pagecore.tiers.store import (
+        BlockStore,
+        EntryRemover,
+        EntryTaker,
+        EntryToucher,
+        EvictionReporter,
+        PrefixKeeper,
+        StoreStats,
+    )
 
 __all__ = [
     "BlockStore",
@@ -55,6 +63,7 @@ __all__ = [
     "DiskFiles",
     "DiskStore",
     "EntryRemover",
+    "EntryTaker",
     "EntryToucher",
     "EventPublisher",
     "EvictionReporter",
@@ -127,7 +136,15 @@ _MODULES = {
     "remote.mooncake": ("MooncakeStore",),
     "remote.objects": ("ObjectStore",),
     "remote.resp": ("RespStore",),
-    "store": ("BlockStore", "EntryRemover", "EntryToucher", "EvictionReporter", "PrefixKeeper", "StoreStats"),
+    "store": (
+        "BlockStore",
+        "EntryRemover",
+        "EntryTaker",
+        "EntryToucher",
+        "EvictionReporter",
+        "PrefixKeeper",
+        "StoreStats",
+    ),
 }
 
 if not TYPE_CHECKING:  # type checkers read the imports above, and report names that are not among them

@@ -101,6 +101,21 @@ class EntryRemover(Protocol):
 
 
 @runtime_checkable
+class EntryTaker(Protocol):
+    """The part of a store that says whether it takes entries; optional, every other store does.
+
+    Attributes
+    ----------
+    takes_entries : bool
+        False if `submit_store` stores nothing, so that no entry need be kept for it.
+    """
+
+    @property
+    def takes_entries(self) -> bool:
+        """True if the store takes entries."""
+
+
+@runtime_checkable
 class EntryToucher(Protocol):
     """The part of a store whose order of eviction counts what was used elsewhere, in a nearer tier; optional.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pagecore import AttentionSpec, PagedKVCache, Plane, StateSpec, TensorParallel
+from pagecore import AttentionSpec, LatentSpec, PagedKVCache, Plane, StateSpec, TensorParallel
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage import HostPool
 from pagecore.storage.state_shapes import short_conv_planes
@@ -220,6 +220,30 @@ def test_fingerprints_differ_wherever_the_stored_bytes_differ():
     assert windows.payload_bytes == (16 * 2 * 2 * 64 * 2,) * 2
     assert made[14].has_states
     assert made[14].payload_bytes[1] == states.nbytes
+
+
+def test_ranks_that_hold_the_same_heads_may_share_entries():
+    def made(spec, rank, size, replicas=1):
+        ranks = PagedKVCache(spec, num_blocks=9, device="none", parallel=TensorParallel(rank, size))
+        return Fingerprint.of(ranks, model="m", replicas=replicas)
+
+    latent = LatentSpec(16, 8, num_query_heads=16, scale=1.0)
+    whole = made(latent, 0, 1)
+    assert {made(latent, rank, 4, 4) for rank in range(4)} == {made(latent, 1, 2, 2), whole}
+    assert len({made(latent, rank, 4) for rank in range(4)} | {whole}) == 5
+    grouped = AttentionSpec(4, 8, num_query_heads=16)
+    assert [made(grouped, rank, 8, 2) for rank in range(8)] == [made(grouped, rank // 2, 4) for rank in range(8)]
+    states = [latent, StateSpec(short_conv_planes(64, ranks=4), ranks=4)]
+    for spec, size, replicas, error, says in [
+        (grouped, 8, 3, ShapeError, "does not divide the 8 ranks"),
+        (grouped, 8, 0, ShapeError, "replicas is 0"),
+        (grouped, 2, 2, UnsupportedOption, "group 0 has 2 heads on a rank"),
+    ]:
+        with pytest.raises(error, match=says):
+            made(spec, 0, size, replicas)
+    hybrid = PagedKVCache(states, num_blocks=9, num_states=9, device="none", parallel=TensorParallel(0, 4))
+    with pytest.raises(UnsupportedOption, match="states are split over the ranks"):
+        Fingerprint.of(hybrid, model="m", replicas=4)
 
 
 def test_payloads_are_those_of_host_pools():

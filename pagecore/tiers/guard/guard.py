@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.errors import StoreError, UnsupportedOption
-from pagecore.storage.checks import require_int, shown
+from pagecore.storage.checks import flag, require_int, shown
 from pagecore.tiers.arguments import checked_keys, checked_pieces
 from pagecore.tiers.guard.batch import Kind, Part, run
 from pagecore.tiers.guard.breaker import Breaker, State
@@ -88,6 +88,9 @@ class Guard:
         failures; misses, dropped stores and cancelled batches are not.
     reopen : callable, optional
         Makes a new client after the guard closed the one that lost memory. Without it the memory stays lost.
+    read_only : bool
+        If True, nothing is stored or removed: the entries are those that other processes write. `Tiers` reads such a
+        store, and writes nothing to it.
     clock : callable
         Monotonic seconds.
 
@@ -110,6 +113,7 @@ class Guard:
         budget_bytes: int = 256 << 20,
         breaker: Breaker | None = None,
         reopen: Callable[[], BlockStore] | None = None,
+        read_only: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not isinstance(store, BlockStore):
@@ -118,6 +122,7 @@ class Guard:
             raise UnsupportedOption(f"the store {store.name} is closed; open another one")
         _check_parts(deadline, breaker, reopen, clock)
         budget_bytes = require_int("budget_bytes", budget_bytes, max=None)
+        self.takes_entries = not flag("read_only", read_only)
         self.medium: Medium = store.medium
         self.name: str = store.name
         self._core = Core(
@@ -151,7 +156,7 @@ class Guard:
     def submit_store(self, keys: Keys, pieces: Pieces, *, before: Keys | None = None) -> int:
         """Write entries from `pieces`, or drop those for which the budget has no memory.
 
-        The batch fails if it has `before` and the store does not keep prefixes.
+        The batch fails if it has `before` and the store does not keep prefixes, or if the guard is read-only.
         """
         keys = checked_keys(keys)
         before = None if before is None else checked_keys(before)
@@ -164,14 +169,14 @@ class Guard:
         return isinstance(store, PrefixKeeper) and store.keeps_prefixes
 
     def submit_remove(self, keys: Keys) -> int:
-        """Delete entries; the batch fails if the store has no `submit_remove`."""
+        """Delete entries; the batch fails if the store has no `submit_remove`, or if the guard is read-only."""
         return self._submit(Kind.REMOVE, checked_keys(keys), None)
 
     @property
     def can_remove(self) -> bool:
         """True if the store deletes entries on request."""
         store: object = self._core.store
-        return isinstance(store, EntryRemover) and store.can_remove
+        return self.takes_entries and isinstance(store, EntryRemover) and store.can_remove
 
     def unlock(self, keys: Keys) -> None:
         """Release the holds of a lookup."""
@@ -322,6 +327,10 @@ class Guard:
         with self._lock:
             if self._is_closing:
                 raise StoreError(f"the guard of {self.name} is closed; open a new one")
+            if kind in (Kind.STORE, Kind.REMOVE) and not self.takes_entries:
+                ticket = self._core.completions.open()
+                self._core.completions.end(ticket, np.zeros(len(keys), np.bool_), "the guard is read-only")
+                return ticket
             ticket = self._core.submit(kind, keys, pieces, self._clock(), before)
             self._wake_thread()
             return ticket

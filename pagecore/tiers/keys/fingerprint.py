@@ -103,7 +103,14 @@ class Fingerprint:
 
     @classmethod
     def of(
-        cls, cache: PagedKVCache, *, model: str, revision: str = "", salt: bytes = b"", hash: Hash = "xxh3_128"
+        cls,
+        cache: PagedKVCache,
+        *,
+        model: str,
+        revision: str = "",
+        salt: bytes = b"",
+        hash: Hash = "xxh3_128",
+        replicas: int = 1,
     ) -> Fingerprint:
         """Return the fingerprint of a cache.
 
@@ -112,14 +119,23 @@ class Fingerprint:
         cache : PagedKVCache
         model, revision, salt, hash
             As for the constructor.
+        replicas : int
+            Number of consecutive ranks that hold the same heads and exchange blocks: all ranks for a model of latents,
+            and 2 for 4 key-value heads on 8 ranks. Their fingerprints are equal, also to those of other numbers of
+            ranks that hold these heads. One of them should write to a store that they share (``Guard(read_only=)`` for
+            the others), and each needs a folder of its own for a `DiskStore`.
 
         Raises
         ------
         UnsupportedOption
-            An object that is not a paged cache, no model, or an unknown hash.
+            An object that is not a paged cache, no model, or an unknown hash; `replicas` of a cache that has several
+            heads or states.
+        ShapeError
+            `replicas` does not divide the number of ranks.
         """
         parts = parts_of(cache)
-        lanes = [_group_lane(parts, number, group) for number, group in enumerate(parts.token_groups)]
+        _check_replicas(parts, replicas)
+        lanes = [_group_lane(parts, number, group, replicas) for number, group in enumerate(parts.token_groups)]
         states = parts.checkpoint_specs
         if states:
             lanes.append(_packed({"states": [_described(spec) for spec in states]}))
@@ -133,8 +149,8 @@ class Fingerprint:
             payload_bytes=geometry.payload_bytes,
             block_size=parts.block_size,
             revision=revision,
-            rank=parts.parallel.rank,
-            num_ranks=parts.parallel.size,
+            rank=parts.parallel.rank // replicas,
+            num_ranks=parts.parallel.size // replicas,
             has_states=bool(states),
             salt=salt,
             hash=hash,
@@ -174,14 +190,33 @@ class Fingerprint:
         return b"".join(hashlib.sha256(self.digest + bytes([part])).digest() for part in parts)[:SECRET_BYTES]
 
 
-def _group_lane(parts: CacheParts, number: int, group: Group) -> str:
+def _check_replicas(parts: CacheParts, replicas: int) -> None:
+    """Raise an error unless `replicas` ranks may hold the same keys and values."""
+    size = parts.parallel.size
+    if size % require_int("replicas", replicas):
+        raise ShapeError(f"replicas is {replicas}, which does not divide the {size} ranks of the cache")
+    if replicas == 1:
+        return
+    if parts.state_specs:
+        raise UnsupportedOption(f"replicas is {replicas}, but states are split over the ranks; leave it out")
+    for number, group in enumerate(parts.token_groups):
+        heads = getattr(group.spec, "num_kv_heads", 1)
+        if heads > 1:
+            raise UnsupportedOption(
+                f"replicas is {replicas}, but group {number} has {heads} heads on a rank, and ranks replicate single "
+                "heads only; leave it out"
+            )
+
+
+def _group_lane(parts: CacheParts, number: int, group: Group, replicas: int) -> str:
     """Return the description of a group's lane: planes, layers, limits of its keys, and the order of the axes."""
     attended = group.attended
+    queries = getattr(group.spec, "num_query_heads", None)
     members = {layer.index: layer.spec for layer in parts.layers if not layer.keeps_state and layer.group == number}
     return _packed(
         {
             "layers": [_described(spec) for _, spec in sorted(members.items())],
-            "heads": getattr(group.spec, "num_query_heads", None),
+            "heads": None if queries is None else queries * replicas,
             "window": [attended.window, attended.chunk, attended.lookahead, attended.sink_tokens],
             # Every store keeps blocks layer by layer and plane by plane; the inner axes are the pool's.
             "order": "BLC" + _inner_axes(parts, number),

@@ -312,7 +312,7 @@ class StoreSide:
         if not self._copies_nearer or request.chain is None or len(self.ports) < 2:
             return
         lanes = range(len(self.host.payload_bytes))
-        for port in self.ports[:-1]:
+        for port in [each for each in self.ports[:-1] if each.takes_entries]:
             wanted = [np.flatnonzero(load.sources(lane) > port.index) for lane in lanes]
             if any(map(len, wanted)):
                 self._writer.copy(

@@ -14,6 +14,7 @@ from pagecore.tiers.manager.port import Flags, Positions, Spans
 from pagecore.tiers.store import (
     BlockStore,
     EntryRemover,
+    EntryTaker,
     EntryToucher,
     EvictionReporter,
     Keys,
@@ -106,6 +107,12 @@ class StorePort:
         """Delete entries of a store that `can_remove`, once what is being saved now has been saved."""
         self._removals.append(_Removal(keys, ended, set(self._saves)))
         self._submit_removals()
+
+    @property
+    def takes_entries(self) -> bool:
+        """True if the store takes entries."""
+        store: object = self.store
+        return not isinstance(store, EntryTaker) or store.takes_entries
 
     @property
     def can_touch(self) -> bool:

@@ -32,6 +32,7 @@ class Writer:
     ----------
     host : HostSide
     ports : sequence of StorePort
+        Those that take no entries are passed over.
     num_groups : int
         Lanes that are not of states.
     chunk_bytes : int
@@ -40,7 +41,7 @@ class Writer:
 
     def __init__(self, host: HostSide, ports: Sequence[StorePort], num_groups: int, chunk_bytes: int) -> None:
         self._host = host
-        self._ports = ports
+        self._ports = [port for port in ports if port.takes_entries]
         self._num_groups = num_groups
         self._chunk_bytes = chunk_bytes
         self._open: dict[Reader, int] = {}
@@ -78,6 +79,8 @@ class Writer:
         keys : callable
             Returns the content keys of entries, for a lane and positions.
         """
+        if not self._ports:
+            return 0
         reader = self._host.hold(tokens, namespace=namespace, spans=spans, max_tokens=len(tokens) - 1)
         lanes = [reader.entries(lane) for lane in range(len(self._host.payload_bytes))]
         is_new = [(places >= start) | (lane >= self._num_groups) for lane, (places, _) in enumerate(lanes)]

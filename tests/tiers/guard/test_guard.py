@@ -42,6 +42,25 @@ def test_it_is_a_block_store():
         assert (guard.medium, guard.name) == ("EXTERNAL", "memory")
 
 
+def test_a_read_only_guard_serves_what_others_have_stored(blocks):
+    data, keys = {}, random_keys(8)
+    with Guard(MemoryStore(data=data)) as writer:
+        stored(writer, blocks, keys)
+    before = dict(data)
+    with Guard(MemoryStore(data=data), read_only=True) as guard:
+        assert (guard.takes_entries, guard.can_remove) == (False, False)
+        other = random_keys(8, seed=1)
+        for submit in (lambda: guard.submit_store(other, blocks.pieces()), lambda: guard.submit_remove(keys)):
+            done = wait(guard, submit())
+            assert (done.ok.any(), done.error) == (False, "the guard is read-only")
+        assert data == before
+        blocks.fill(1)
+        assert wait(guard, guard.submit_load(keys, blocks.pieces())).ok.all()
+        assert (guard.health().breaker, guard.stats().num_store_failures) == ("closed", 0)
+    with pytest.raises(UnsupportedOption, match="read_only"):
+        Guard(MemoryStore(), read_only=1)
+
+
 class PrefixStore(MemoryStore):
     """A store that keeps prefixes, and notes what its entries follow."""
 

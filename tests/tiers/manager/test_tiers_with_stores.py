@@ -7,6 +7,7 @@ import pytest
 
 from pagecore import AttentionSpec, PagedKVCache, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.tiers.disk import DiskStore
+from pagecore.tiers.guard import Guard
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.manager.tiers import Tiers
@@ -48,6 +49,26 @@ def test_two_processes_share_a_store():
     with Served([MemoryStore(data=data)]) as reader:
         assert reader.serve(PROMPT).num_tokens == 32
         assert reader.serve(PROMPT, namespace="tenant").num_tokens == 16
+
+
+def test_nothing_is_written_to_read_only_stores():
+    shared, near = {}, {}
+    with Served([MemoryStore(data=shared)]) as writer:
+        writer.serve(PROMPT)
+        writer.flush()
+    before = dict(shared)
+    stores = [MemoryStore(data=near, medium="DISK"), Guard(MemoryStore(data=shared), read_only=True)]
+    with Served(stores) as reader:
+        assert reader.serve(PROMPT).num_tokens == 32
+        reader.serve(PROMPT + 100)
+        reader.flush()
+        assert reader.tiers.evict_prefix(PROMPT + 100) > 0
+        reader.flush()
+        assert (shared, near) == (before, before)  # what was loaded is on the near store, too
+    with Served([Guard(MemoryStore(data=shared), read_only=True)]) as reader:
+        reader.serve(PROMPT + 100)
+        assert reader.tiers.drain()
+        assert shared == before
 
 
 def test_a_store_of_another_fingerprint_is_refused(tmp_path):
