@@ -19,7 +19,7 @@ from pagecore.storage.checks import ceil_div, require_int, shown
 from pagecore.tiers.handover.acceptance import check_transport, lease_seconds
 from pagecore.tiers.handover.geometry import check_served, describe
 from pagecore.tiers.handover.images import CHECKPOINT, RUNNING, HostImage, numbered
-from pagecore.tiers.handover.manifest import ID_BYTES, Manifest
+from pagecore.tiers.handover.manifest import ID_BYTES, Geometry, Manifest
 from pagecore.tiers.handover.offers import Offer
 from pagecore.tiers.handover.transport import Transport
 
@@ -32,6 +32,7 @@ def export_sequence(
     lease: float = 30.0,
     readers: int = 1,
     model: str = "",
+    first_layer: int | None = None,
 ) -> Manifest:
     """Offer the computed tokens of a sequence to other processes, and return the manifest that finds them.
 
@@ -54,6 +55,9 @@ def export_sequence(
         Number of imports: one for each rank of the importing side.
     model : str
         Name and revision of the model; an importer that names another one refuses the manifest.
+    first_layer : int, optional
+        For a cache that has the layers of a pipeline stage: the number of its first layer among the cache layers of the
+        whole model.
 
     Returns
     -------
@@ -69,12 +73,13 @@ def export_sequence(
     OutOfRows
         The fork needs a row; raise `max_sequences`.
     ShapeError
-        A lease or number of readers out of range. After every error nothing is held.
+        A lease, number of readers or `first_layer` out of range. After every error nothing is held.
     """
     parts = parts_of(cache)
     check_served(parts)
     seconds = lease_seconds(lease)
     number = require_int("readers", readers, max=1024)
+    geometry = describe(parts, first_layer)
     check_transport(transport)
     if not transport.address:
         raise UnsupportedOption(
@@ -89,7 +94,7 @@ def export_sequence(
     held = cache.fork(sequence, ("export", export.hex()))
     try:
         offer = _offer(cache, held, export, seconds, number)
-        manifest = _manifest(cache, held, offer, transport, model, seconds)
+        manifest = _manifest(cache, held, offer, transport, model, geometry, seconds)
     except BaseException:
         cache.remove(held)
         raise
@@ -176,7 +181,13 @@ def _bytes_of(states: StatePool | None, slot: int) -> NDArray[np.uint8]:
 
 
 def _manifest(
-    cache: PagedKVCache, held: Sequence, offer: Offer, transport: Transport, model: str, lease: float
+    cache: PagedKVCache,
+    held: Sequence,
+    offer: Offer,
+    transport: Transport,
+    model: str,
+    geometry: Geometry,
+    lease: float,
 ) -> Manifest:
     parts = parts_of(cache)
     if not isinstance(model, str):
@@ -187,7 +198,7 @@ def _manifest(
         transport.name,
         transport.address,
         model,
-        describe(parts),
+        geometry,
         held.tokens.astype("<i4").tobytes(),
         held.num_computed_tokens,
         [np.packbits(row != 0).tobytes() for row in offer.rows],

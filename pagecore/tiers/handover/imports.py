@@ -22,10 +22,11 @@ from pagecore.errors import InvalidSequence, PagecoreError
 from pagecore.storage import StatePool
 from pagecore.tiers.handover.acceptance import check_manifests, check_spans, deadline_at, decoded
 from pagecore.tiers.handover.errors import HandoverError, ImportCancelled
-from pagecore.tiers.handover.geometry import check_served, describe, match_geometry
+from pagecore.tiers.handover.geometry import check_served, describe
 from pagecore.tiers.handover.images import CHECKPOINT, RUNNING
 from pagecore.tiers.handover.leases import ANSWER_SECONDS
 from pagecore.tiers.handover.manifest import Manifest
+from pagecore.tiers.handover.matching import match_geometry
 from pagecore.tiers.handover.plans import ArrivingCheckpoint, ImportPlan, plan_import
 from pagecore.tiers.handover.pulls import Pull
 from pagecore.tiers.handover.transport import Transport
@@ -47,21 +48,23 @@ def import_sequence(
     cross_digest: bytes | int | None = None,
     model: str = "",
     num_kv_heads: int | None = None,
+    first_layer: int | None = None,
 ) -> Sequence:
     """Pull an exported sequence into a cache, and return it when all its bytes have arrived and were verified.
 
     The cache reuses what its prefix cache has; only the other blocks are pulled. Blocks arrive with the holes of their
     windows, and states with the running state and the exporter's checkpoint, if a slot is free for it. Heads may be
-    split over other numbers of ranks: pieces are cut at heads. Blocks of another size are cut at tokens, except in
-    groups with a window or with planes per block. The layouts of the pools may differ.
+    split over other numbers of ranks, and layers over other pipeline stages: pieces are cut at heads and layers. Blocks
+    of another size are cut at tokens, except in groups with a window or with planes per block. The layouts of the pools
+    may differ.
 
     Parameters
     ----------
     cache : PagedKVCache
-        A cache of the same layers as the exporter's. On CUDA the bytes arrive in host memory, and are copied to the
+        A cache of the exporter's model. On CUDA the bytes arrive in host memory, and are copied to the
         device in the order of the cache's stream.
     manifest : Manifest or bytes, or a list of them
-        Several manifests are those of the ranks that hold the heads of this one together.
+        Several manifests are those of the ranks and stages that hold the heads and layers of this one together.
     transport : Transport
         Of the kind that the manifest names.
     deadline : float
@@ -76,6 +79,9 @@ def import_sequence(
     num_kv_heads : int, optional
         Key-value heads of the whole model; only needed where every rank of both sides has one head and the numbers of
         ranks differ.
+    first_layer : int, optional
+        For a cache that has the layers of a pipeline stage: the number of its first layer among the cache layers of the
+        whole model.
 
     Returns
     -------
@@ -109,6 +115,7 @@ def import_sequence(
         cross_digest=cross_digest,
         model=model,
         num_kv_heads=num_kv_heads,
+        first_layer=first_layer,
     ).result()
 
 
@@ -128,6 +135,7 @@ def start_import(
     cross_digest: bytes | int | None = None,
     model: str = "",
     num_kv_heads: int | None = None,
+    first_layer: int | None = None,
 ) -> SequenceImport:
     """Begin to pull an exported sequence and return at once; arguments and errors are those of `import_sequence`.
 
@@ -140,7 +148,7 @@ def start_import(
     manifests = decoded(manifest)
     until = deadline_at(deadline)
     check_manifests(manifests, transport, model, cross_namespace(namespace, cross_digest))
-    shares = match_geometry(describe(parts), manifests, num_kv_heads)
+    shares = match_geometry(describe(parts, first_layer), manifests, num_kv_heads)
     first = manifests[0]
     options: dict[str, Any] = {
         "id": id,

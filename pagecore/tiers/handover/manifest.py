@@ -62,9 +62,11 @@ class Geometry:
     Attributes
     ----------
     layers : list
-        Group and index in the group of each model layer; group -1 holds the layers that keep states.
+        Group and index in the group of each layer of the cache; group -1 holds the layers that keep states.
     states : list
         Planes of each layer that keeps a state.
+    first_layer : int or None
+        For a pipeline stage, the number of its first layer among those of the model; None if the cache has them all.
     """
 
     block_size: int
@@ -73,6 +75,21 @@ class Geometry:
     states: list[list[PlaneShape]]
     rank: int
     size: int
+    first_layer: int | None = None
+
+    @property
+    def is_placed(self) -> bool:
+        """True if every layer is in a group, or among those that keep states."""
+        counts = {-1: len(self.states)} | {number: group.layers for number, group in enumerate(self.groups)}
+        return (self.first_layer or 0) >= 0 and all(
+            len(place) == 2 and 0 <= place[1] < counts.get(place[0], 0) for place in self.layers
+        )
+
+    @property
+    def numbers(self) -> range:
+        """Numbers of the layers among those of the model."""
+        first = self.first_layer or 0
+        return range(first, first + len(self.layers))
 
 
 @dataclass(frozen=True)
@@ -194,6 +211,7 @@ class Manifest:
         planes = [plane.name for state in self.geometry.states for plane in state]
         is_quantised = any(name.startswith(QUANTISED) for name in planes)
         has_state = not self.rests or (is_quantised and self.checkpoint == self.num_computed)
+        is_whole = is_whole and self.geometry.is_placed
         if numbers >= 0 and is_whole and has_state:
             lengths = [ceil_div(ceil_div(self.num_tokens(group), size), 8) for group in range(len(groups))]
             if [len(bits) for bits in self.held] == lengths:

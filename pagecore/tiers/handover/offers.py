@@ -189,6 +189,9 @@ class Offer:
             raise CorruptTransfer(f"the claim asks for tokens past the {length} computed ones")
         if not self.rows[part.group][numbers * part.cut // self.cache.block_size].all():
             raise CorruptTransfer(f"the claim asks for blocks of group {part.group} that its window has released")
+        layers = self.pools[part.group].num_layers
+        if not 0 <= part.first_layer <= part.first_layer + part.num_layers <= layers:
+            raise CorruptTransfer(f"the claim asks for layers of group {part.group} that the export does not have")
         heads = [plane.shape[0] for plane in self.pools[part.group].spec.planes if len(plane.shape) == 2]
         if part.with_heads and not 0 <= part.first_head <= part.first_head + part.num_heads <= min(heads, default=0):
             raise CorruptTransfer(f"the claim asks for heads of group {part.group} that the export does not have")
@@ -201,6 +204,7 @@ class Offer:
             self.rows[part.group][begins // size],
             begins % size,
             np.minimum(part.cut, self.lengths[part.group] - begins),
+            range(part.first_layer, part.first_layer + part.num_layers),
             range(part.first_head, part.first_head + part.num_heads),
             with_heads=part.with_heads,
             without_heads=part.without_heads,

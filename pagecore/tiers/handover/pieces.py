@@ -1,6 +1,6 @@
 """Pieces: addresses and bytes of the tokens of a sequence in the pools of a cache.
 
-A hand-over moves units: `cut` tokens of a sequence in all layers and planes of a group, or one state. The bytes of a
+A hand-over moves units: `cut` tokens of a sequence in layers and planes of a group, or one state. The bytes of a
 unit have one order on both sides, whatever the layouts of the pools are:
 
     layer 0: plane 0, plane 1 ...; layer 1 ...      within a plane head by head and then token by token, or the reverse
@@ -60,6 +60,7 @@ def token_units(
     blocks: NDArray[np.integer],
     firsts: NDArray[np.integer],
     counts: NDArray[np.integer],
+    layers: range,
     heads: range,
     *,
     with_heads: bool,
@@ -72,6 +73,8 @@ def token_units(
     ----------
     blocks, firsts, counts : integers [n]
         Block of each unit, its first token in the block, and the number of its tokens.
+    layers : range
+        Layers of the pool.
     heads : range
         Heads of the planes that have heads.
     with_heads, without_heads : bool
@@ -81,7 +84,7 @@ def token_units(
     """
     views = [
         (plane, pool.plane(plane.name, layer))
-        for layer in range(pool.num_layers)
+        for layer in layers
         for plane in pool.spec.planes
         if (with_heads and len(heads) > 0 if len(plane.shape) == 2 else without_heads)
     ]

@@ -16,9 +16,9 @@ from pagecore.errors import UnsupportedOption
 from pagecore.storage import CheckpointPool, KVPool, StatePool
 from pagecore.storage.checks import ceil_div
 from pagecore.storage.specs.attended import AttendedKeys
-from pagecore.tiers.handover.geometry import Share
 from pagecore.tiers.handover.images import RUNNING, HostImage, numbered
 from pagecore.tiers.handover.manifest import Manifest
+from pagecore.tiers.handover.matching import Share
 from pagecore.tiers.handover.pieces import Units, buffer_units, is_head_outer, state_units, token_units
 from pagecore.tiers.handover.pulls import PullRequest
 from pagecore.tiers.handover.wire import WIRE_VERSION, Claim, Part, seeds_of
@@ -179,26 +179,29 @@ def _request(
 ) -> PullRequest:
     """Return the request to one exporter; the first one also delivers states."""
     asked, units, lanes, numbers = [], [], [], []
-    for group, (lack, share) in enumerate(zip(places.lacking, shares, strict=False)):
+    for share in shares if places.lacks_tokens else []:
+        lack = places.lacking[share.group]
         with_heads = len(share.theirs) > 0
         if len(lack.numbers) == 0 or not (with_heads or share.whole):
             continue
-        pool = places.pools[group]
+        _check_held(manifest, share, lack)
+        pool = places.pools[share.group]
         head_outer = is_head_outer(pool)
-        asked.append(_part(group, lack, share, with_heads, head_outer))
+        asked.append(_part(lack, share, with_heads, head_outer))
         units.append(
             token_units(
                 pool,
                 lack.blocks,
                 lack.firsts,
                 lack.counts,
+                share.layers,
                 share.mine,
                 with_heads=with_heads,
                 without_heads=share.whole,
                 head_outer=head_outer,
             )
         )
-        lanes.append(np.full(len(lack.numbers), group, np.int64))
+        lanes.append(np.full(len(lack.numbers), share.their_group, np.int64))
         numbers.append(lack.numbers)
     wants = [is_first and places.lacks_tokens and manifest.has_state, is_first and checkpoint is not None]
     if wants[0]:
@@ -214,10 +217,22 @@ def _request(
     return PullRequest(manifest, claim, Units.concatenate(units), seeds, deadline)
 
 
-def _part(group: int, lack: _Lacking, share: Share, with_heads: bool, head_outer: bool) -> Part:
+def _check_held(manifest: Manifest, share: Share, lack: _Lacking) -> None:
+    """Raise UnsupportedOption if the exporter has released a block of the lacking units."""
+    held = manifest.held_blocks(share.their_group)[lack.numbers * lack.cut // manifest.geometry.block_size]
+    if not held.all():
+        token = int(lack.numbers[~held][0]) * lack.cut
+        raise UnsupportedOption(
+            f"the exporter has released the block of token {token} in group {share.their_group}, which this cache "
+            "needs: its layers have other windows; compute the sequence here"
+        )
+
+
+def _part(lack: _Lacking, share: Share, with_heads: bool, head_outer: bool) -> Part:
     numbers = lack.numbers.astype("<i4").tobytes()
+    layers = (share.their_layers.start, len(share.their_layers))
     heads = (share.theirs.start, len(share.theirs)) if with_heads else (0, 0)
-    return Part(group, lack.cut, numbers, *heads, with_heads, share.whole, head_outer)
+    return Part(share.their_group, lack.cut, numbers, *layers, *heads, with_heads, share.whole, head_outer)
 
 
 def _released(attended: AttendedKeys, positions: NDArray[np.int64], length: int, size: int) -> NDArray[np.bool_]:
@@ -238,13 +253,6 @@ def _lacking(parts: CacheParts, sequence: Sequence, batch: Batch, manifest: Mani
         numbers = numbers[~_released(parts.token_groups[group].attended, numbers * cut, end, size)]
         slots = batch.host.slot_mappings[group].numpy()[numbers * cut - start].astype(np.int64)
         numbers, slots = numbers[slots >= 0], slots[slots >= 0]
-        held = manifest.held_blocks(group)[numbers * cut // manifest.geometry.block_size]
-        if not held.all():
-            token = int(numbers[~held][0]) * cut
-            raise UnsupportedOption(
-                f"the exporter has released the block of token {token} in group {group}, which this cache needs: its "
-                "layers have other windows; compute the sequence here"
-            )
         counts = np.minimum(cut, end - numbers * cut)
         listed.append(_Lacking(cut, numbers, slots // size, slots % size, counts))
     if parts.cross is None:

@@ -32,7 +32,7 @@ from pagecore.tiers.handover.errors import CorruptTransfer, DeadlineExceeded, Pe
 from pagecore.tiers.handover.pieces import Ends, Pieces, Units
 
 T = TypeVar("T")
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 MESSAGE_BYTES_MAX = 64 << 20
 BATCH_BYTES = 1 << 20
 SOCKET_BUFFER_BYTES = 4 << 20
@@ -52,6 +52,8 @@ class Part:
         Tokens of a unit; unit i holds the tokens from ``i * cut``.
     units : bytes
         Numbers of the units, int32 in little-endian order, ascending.
+    first_layer, num_layers : int
+        Layers, numbered within the exporter's group.
     first_head, num_heads : int
         Heads, numbered on the exporter's rank.
     with_heads, without_heads, head_outer : bool
@@ -61,6 +63,8 @@ class Part:
     group: int
     cut: int
     units: bytes
+    first_layer: int
+    num_layers: int
     first_head: int
     num_heads: int
     with_heads: bool

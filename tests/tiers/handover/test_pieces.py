@@ -49,7 +49,7 @@ def test_units_have_the_bytes_of_the_twin(layout, head_outer, heads, kind):
         buffer.numpy()[:] = rng.integers(0, 256, buffer.nbytes, np.uint8)
     blocks, firsts, counts = np.array([3, 1, 5, 2]), np.array([4, 0, 0, 0]), np.array([4, 8, 8, 3])
     options = {"with_heads": True, "without_heads": True, "head_outer": head_outer}
-    units = token_units(pool, blocks, firsts, counts, heads, **options)
+    units = token_units(pool, blocks, firsts, counts, range(pool.num_layers), heads, **options)
     begin = 0
     for i in range(4):
         pieces = units.pieces[begin : units.ends[i]]
@@ -61,9 +61,11 @@ def test_units_have_the_bytes_of_the_twin(layout, head_outer, heads, kind):
 def test_contiguous_memory_is_one_piece():
     pool = KVPool(AttentionSpec(4, 8), 3, 9, 16, layout="blockwise")
     options = {"with_heads": True, "without_heads": True, "head_outer": is_head_outer(pool)}
-    units = token_units(pool, np.array([2, 5]), np.zeros(2, int), np.full(2, 16), range(4), **options)
+    units = token_units(
+        pool, np.array([2, 5]), np.zeros(2, int), np.full(2, 16), range(pool.num_layers), range(4), **options
+    )
     assert units.pieces[:, 1].tolist() == [pool.bytes_per_block] * 2
-    none = token_units(pool, np.zeros(0, int), np.zeros(0, int), np.zeros(0, int), range(4), **options)
+    none = token_units(pool, np.zeros(0, int), np.zeros(0, int), np.zeros(0, int), range(0), range(4), **options)
     assert (none.nbytes, len(none.ends)) == (0, 0)
 
 

@@ -1,0 +1,288 @@
+"""Matching: which layers and heads of a sequence each exporter delivers to a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Listed
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from pagecore.errors import UnsupportedOption
+from pagecore.storage import TensorParallel
+from pagecore.tiers.handover.geometry import OPTIONS
+from pagecore.tiers.handover.manifest import Geometry, GroupShape, Manifest, PlaneShape
+
+
+@dataclass(frozen=True)
+class Share:
+    """Layers and heads of one group that one exporter delivers.
+
+    Attributes
+    ----------
+    group, their_group : int
+        The group of the importer, and that of the exporter.
+    layers, their_layers : range
+        The layers, numbered within the groups.
+    theirs, mine : range
+        The heads, numbered on the exporter's and on the importer's rank; empty in a group without heads.
+    whole : bool
+        The exporter also delivers the planes that have no heads.
+    """
+
+    group: int
+    their_group: int
+    layers: range
+    their_layers: range
+    theirs: range
+    mine: range
+    whole: bool
+
+
+@dataclass(frozen=True)
+class _Common:
+    """Layers of one group of the importer that an exporter has, numbered within the groups of both."""
+
+    their_group: int
+    layers: range
+    their_layers: range
+
+    def theirs(self, layers: range) -> range:
+        """Return some of the layers, numbered as the exporter's."""
+        start = self.their_layers.start + layers.start - self.layers.start
+        return range(start, start + len(layers))
+
+
+def match_geometry(mine: Geometry, manifests: Listed[Manifest], num_kv_heads: int | None = None) -> list[list[Share]]:
+    """Return what each exporter delivers: ``shares[exporter]``.
+
+    Raises
+    ------
+    UnsupportedOption
+        Planes that differ in more than the split of layers and heads, layers or heads that no exporter delivers, or a
+        combination of block sizes that cannot be served. The message names the difference.
+    """
+    geometries = [manifest.geometry for manifest in manifests]
+    common = []
+    for theirs in geometries:
+        _check_layers(mine, theirs)
+        common.append(_common_layers(mine, theirs))
+        _check_alike(mine, theirs, common[-1])
+    shares: list[list[Share]] = [[] for _ in manifests]
+    for group in range(len(mine.groups)):
+        held = {i: each[group] for i, each in enumerate(common) if group in each}
+        for layers in _segments(mine, group, list(held.values())):
+            holders = [i for i, each in held.items() if layers.start in each.layers]
+            places = [(held[i].their_group, held[i].theirs(layers)) for i in holders]
+            listed = _shares(mine, [geometries[i] for i in holders], group, layers, places, num_kv_heads)
+            for i, share in zip(holders, listed, strict=True):
+                shares[i].append(share)
+    return shares
+
+
+def _check_layers(mine: Geometry, theirs: Geometry) -> None:
+    """Raise UnsupportedOption unless the layers can be those of one model, or of stages of one."""
+    is_alike = mine.layers == theirs.layers and len(mine.groups) == len(theirs.groups)
+    if mine.first_layer is theirs.first_layer is None and not is_alike:
+        raise UnsupportedOption(
+            f"the exporter has {len(theirs.layers)} layers in {len(theirs.groups)} groups, arranged otherwise than the "
+            f"{len(mine.layers)} layers in {len(mine.groups)} groups of the cache; use the same model on both sides, "
+            "and first_layer for the stages of a pipeline"
+        )
+    for whole, stage in ((mine, theirs), (theirs, mine)):
+        if whole.first_layer is None and stage.numbers.stop > len(whole.layers):
+            raise UnsupportedOption(
+                f"a stage has the layers up to {stage.numbers.stop - 1}, and the other side {len(whole.layers)} layers "
+                "in all; pass first_layer on both sides if both are stages"
+            )
+    if (mine.states or theirs.states) and mine.numbers != theirs.numbers:
+        raise UnsupportedOption(
+            f"the cache has layers {_named(mine.numbers)} and the exporter {_named(theirs.numbers)}; states are not "
+            "split or joined: use equal stages on both sides, and pass the manifest of the same stage"
+        )
+
+
+def _named(layers: range) -> str:
+    return f"{layers.start} to {layers.stop - 1}"
+
+
+def _common_layers(mine: Geometry, theirs: Geometry) -> dict[int, _Common]:
+    """Return the layers that both sides have, by the group of the importer."""
+    pairs: dict[int, set[tuple[int, int, int]]] = {}
+    for number in range(max(mine.numbers.start, theirs.numbers.start), min(mine.numbers.stop, theirs.numbers.stop)):
+        group, index = mine.layers[number - mine.numbers.start]
+        their_group, their_index = theirs.layers[number - theirs.numbers.start]
+        pairs.setdefault(group, set()).add((their_group, index, their_index))
+    found = {}
+    for group, listed in pairs.items():
+        ordered = sorted(listed)
+        their_group, index, their_index = ordered[0]
+        count = len(ordered)
+        if ordered != [(their_group, index + i, their_index + i) for i in range(count)] or (group < 0) != (
+            their_group < 0
+        ):
+            raise UnsupportedOption(
+                f"layers {_named(mine.numbers)} of the cache and {_named(theirs.numbers)} of the exporter are arranged "
+                "otherwise; use the same specs on both sides"
+            )
+        if group >= 0:
+            found[group] = _Common(their_group, range(index, index + count), range(their_index, their_index + count))
+    return found
+
+
+def _segments(mine: Geometry, group: int, held: list[_Common]) -> list[range]:
+    """Return the layers of a group, cut where the exporters' begin and end; raise if some are at no exporter."""
+    count = mine.groups[group].layers
+    cuts = sorted({0, count, *(end for each in held for end in (each.layers.start, each.layers.stop))})
+    segments = [range(start, stop) for start, stop in pairwise(cuts)]
+    for layers in segments:
+        if not any(layers.start in each.layers for each in held):
+            numbers = [
+                mine.numbers[i] for i, (each, index) in enumerate(mine.layers) if each == group and index in layers
+            ]
+            raise UnsupportedOption(
+                f"layers {numbers} of the model are at no exporter; import the manifests of the stages that hold them "
+                "too, as a list"
+            )
+    return segments
+
+
+def _check_alike(mine: Geometry, theirs: Geometry, common: dict[int, _Common]) -> None:
+    """Raise UnsupportedOption unless common layers differ in the split of heads or the block size only."""
+    for group, layers in common.items():
+        own, other = mine.groups[group], theirs.groups[layers.their_group]
+        _check_planes(f"group {group}", own.planes, other.planes, own.options, other.options)
+        if (own.limits, own.is_cross) != (other.limits, other.is_cross):
+            raise UnsupportedOption(
+                f"group {group} has window, chunk, lookahead and sink tokens {other.limits} at the exporter and "
+                f"{own.limits} here; use the same specs on both sides"
+            )
+    if [_names(planes) for planes in mine.states] != [_names(planes) for planes in theirs.states]:
+        raise UnsupportedOption("the states of the exporter have other planes; use the same specs on both sides")
+    if mine.states != theirs.states or (mine.states and (mine.rank, mine.size) != (theirs.rank, theirs.size)):
+        raise UnsupportedOption(
+            f"the cache is rank {mine.rank} of {mine.size} and the exporter rank {theirs.rank} of {theirs.size}; "
+            "states are not split or joined: use equal ranks on both sides"
+        )
+    if mine.block_size != theirs.block_size:
+        _check_block_sizes(mine, theirs, list(common))
+
+
+def _check_planes(
+    who: str, own: list[PlaneShape], other: list[PlaneShape], options: dict[str, Any], theirs: dict[str, Any]
+) -> None:
+    inner = [
+        [(p.name, p.shape[1:] if len(p.shape) == 2 else p.shape, p.dtype, p.per) for p in each] for each in (own, other)
+    ]
+    formats = [each.get("format") for each in (options, theirs)]
+    if inner[0] != inner[1] or formats[0] != formats[1]:
+        raise UnsupportedOption(
+            f"{who} has planes {_listed(other)} of format {formats[1]} at the exporter and {_listed(own)} of format "
+            f"{formats[0]} here; use the same specs on both sides"
+        )
+
+
+def _names(planes: list[PlaneShape]) -> list[str]:
+    return [plane.name for plane in planes]
+
+
+def _listed(planes: list[PlaneShape]) -> str:
+    return ", ".join(f"{plane.name} {tuple(plane.shape)} {plane.dtype} per {plane.per}" for plane in planes)
+
+
+def _check_block_sizes(mine: Geometry, theirs: Geometry, groups: list[int]) -> None:
+    """Raise UnsupportedOption where tokens cannot be cut out of blocks of another size."""
+    sizes = f"blocks of {theirs.block_size} tokens at the exporter and {mine.block_size} here"
+    for group in groups:
+        own = mine.groups[group]
+        if any(limit for limit in own.limits):
+            raise UnsupportedOption(f"group {group} has a window and {sizes}; use the same block_size on both sides")
+        if any(plane.per == "block" for plane in own.planes):
+            raise UnsupportedOption(f"group {group} has planes per block and {sizes}; use the same block_size")
+
+
+def _shares(
+    mine: Geometry,
+    theirs: list[Geometry],
+    group: int,
+    layers: range,
+    places: list[tuple[int, range]],
+    num_kv_heads: int | None,
+) -> list[Share]:
+    """Return the heads of some layers that each exporter delivers; every head of the rank comes from one of them."""
+    own = _num_heads(mine.groups[group])
+    if own == 0:
+        return [Share(group, at, layers, listed, range(0), range(0), i == 0) for i, (at, listed) in enumerate(places)]
+    groups = [each.groups[at] for each, (at, _) in zip(theirs, places, strict=True)]
+    others = [_num_heads(each) for each in groups]
+    sizes = [(each.size, heads) for each, heads in zip(theirs, others, strict=True)]
+    total = _model_heads(group, (mine.size, own), sizes, num_kv_heads)
+    wanted = TensorParallel(mine.rank, mine.size).heads(total)
+    shares, missing = [], set(wanted)
+    for i, geometry in enumerate(theirs):
+        held = TensorParallel(geometry.rank, geometry.size).heads(total)
+        part = [head for head in held if head in missing]
+        missing -= set(part)
+        first = part[0] if part else wanted.start
+        theirs_first = first - held.start if part else 0
+        share = Share(
+            group,
+            places[i][0],
+            layers,
+            places[i][1],
+            range(theirs_first, theirs_first + len(part)),
+            range(first - wanted.start, first - wanted.start + len(part)),
+            i == 0,
+        )
+        _check_factors(group, mine.groups[group], own, share.mine, groups[i], others[i], share.theirs)
+        shares.append(share)
+    if missing:
+        ranks = ", ".join(f"{each.rank} of {each.size}" for each in theirs)
+        raise UnsupportedOption(
+            f"heads {sorted(missing)} of group {group} are not at rank {ranks}; import the manifests of the ranks that "
+            "hold them too, as a list"
+        )
+    return shares
+
+
+def _num_heads(group: GroupShape) -> int:
+    """Return the heads of a group on one rank; 0 if its planes have none."""
+    return next((plane.shape[0] for plane in group.planes if len(plane.shape) == 2), 0)
+
+
+def _model_heads(group: int, mine: tuple[int, int], theirs: list[tuple[int, int]], given: int | None) -> int:
+    """Return the key-value heads of the whole model, from (ranks, heads of a rank) of each side."""
+    possible: set[int] | None = None
+    for size, heads in [mine, *theirs]:
+        totals = {heads * size}
+        if heads == 1:  # one head each: split, or replicated over the ranks
+            totals = {total for total in range(1, size + 1) if size % total == 0}
+        possible = totals if possible is None else possible & totals
+    if len(possible or ()) > 1 and given is not None:
+        possible = {given} & (possible or set())
+    if not possible:
+        raise UnsupportedOption(
+            f"group {group} has {mine[1]} heads on each of {mine[0]} ranks here, and (ranks, heads) {theirs} at the "
+            "exporters; use caches of the same model, and its num_kv_heads"
+        )
+    if len(possible) > 1 and any(each != mine for each in theirs):
+        raise UnsupportedOption(
+            f"group {group} has one head on each of {mine[0]} ranks here and (ranks, heads) {theirs} at the exporters; "
+            "whether heads are replicated is unknown: pass num_kv_heads, the heads of the whole model"
+        )
+    return max(possible)
+
+
+def _check_factors(
+    group: int, mine: GroupShape, own: int, my_heads: range, theirs: GroupShape, other: int, their_heads: range
+) -> None:
+    """Raise UnsupportedOption if given scales or label channels of the heads differ."""
+    for name in OPTIONS[1:]:
+        here, there = mine.options.get(name), theirs.options.get(name)
+        if isinstance(here, list) and len(here) == own:
+            here = here[my_heads.start : my_heads.stop]
+        if isinstance(there, list) and len(there) == other:
+            there = there[their_heads.start : their_heads.stop]
+        if here != there:
+            raise UnsupportedOption(
+                f"{name} of group {group} is {there} at the exporter and {here} here; use the same specs on both sides"
+            )
