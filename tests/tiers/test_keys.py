@@ -246,6 +246,15 @@ def test_ranks_that_hold_the_same_heads_may_share_entries():
         Fingerprint.of(hybrid, model="m", replicas=4)
 
 
+def test_pipeline_stages_of_equal_layers_have_other_fingerprints():
+    stages = [Fingerprint.of(cache(), model="m", first_layer=first) for first in (0, 4, 8)]
+    assert stages[0] == Fingerprint.of(cache(), model="m")
+    assert len({stage.digest for stage in stages}) == 3
+    assert len({content_chain(stage, range(64)).tobytes() for stage in stages}) == 3
+    with pytest.raises(ShapeError, match="first_layer is -1"):
+        Fingerprint.of(cache(), model="m", first_layer=-1)
+
+
 def test_payloads_are_those_of_host_pools():
     """Planes of a state are aligned to their items, so that a payload can be larger than the sum of its planes."""
     planes = (Plane("a", (3,), "bfloat16", per="sequence"), Plane("b", (5,), "float32", per="sequence"))

@@ -54,13 +54,16 @@ class Fingerprint:
     hash : {"xxh3_128", "sha256"}
         Hash of the content keys. xxh3_128 is not collision-resistant against a client that chooses prompts; use sha256
         where tenants that share a store do not trust each other.
+    first_layer : int
+        For a cache that has the layers of a pipeline stage: the number of its first layer among the cache layers of the
+        whole model. Stages of equal layers differ in it alone.
 
     Raises
     ------
     UnsupportedOption
         No model, or an unknown hash.
     ShapeError
-        No lanes, or another number of payload bytes.
+        No lanes, another number of payload bytes, or a `first_layer` below 0.
     """
 
     model: str
@@ -73,6 +76,7 @@ class Fingerprint:
     has_states: bool = False
     salt: bytes = field(default=b"", repr=False)
     hash: Hash = "xxh3_128"
+    first_layer: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
@@ -86,6 +90,7 @@ class Fingerprint:
         if not isinstance(self.hash, str) or self.hash not in HASHES:
             raise UnsupportedOption(f"hash is {shown(self.hash)}; use one of {', '.join(HASHES)}")
         require_int("block_size", self.block_size)
+        require_int("first_layer", self.first_layer, 0)
         for name in ("lanes", "payload_bytes"):
             if not isinstance(getattr(self, name), tuple):
                 raise ShapeError(f"{name} is {shown(getattr(self, name))}; give a tuple with an entry for each lane")
@@ -111,13 +116,14 @@ class Fingerprint:
         salt: bytes = b"",
         hash: Hash = "xxh3_128",
         replicas: int = 1,
+        first_layer: int = 0,
     ) -> Fingerprint:
         """Return the fingerprint of a cache.
 
         Parameters
         ----------
         cache : PagedKVCache
-        model, revision, salt, hash
+        model, revision, salt, hash, first_layer
             As for the constructor.
         replicas : int
             Number of consecutive ranks that hold the same heads and exchange blocks: all ranks for a model of latents,
@@ -131,7 +137,7 @@ class Fingerprint:
             An object that is not a paged cache, no model, or an unknown hash; `replicas` of a cache that has several
             heads or states.
         ShapeError
-            `replicas` does not divide the number of ranks.
+            `replicas` does not divide the number of ranks; a `first_layer` below 0.
         """
         parts = parts_of(cache)
         _check_replicas(parts, replicas)
@@ -154,6 +160,7 @@ class Fingerprint:
             has_states=bool(states),
             salt=salt,
             hash=hash,
+            first_layer=first_layer,
         )
 
     @cached_property
@@ -171,6 +178,8 @@ class Fingerprint:
             "states": self.has_states,
             "salt": self.salt.hex(),
         }
+        if self.first_layer:
+            fields["first_layer"] = self.first_layer
         return hashlib.sha256(_packed(fields).encode()).digest()
 
     @property
