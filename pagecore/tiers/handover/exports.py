@@ -52,7 +52,7 @@ def export_sequence(
     lease : float
         Seconds for which the rows are kept for readers; `extend_lease` adds to them, and `release_export` ends them.
     readers : int
-        Number of imports: one for each rank of the importing side.
+        Number of imports: one for each rank and pipeline stage of the importing side that is passed the manifest.
     model : str
         Name and revision of the model; an importer that names another one refuses the manifest.
     first_layer : int, optional
