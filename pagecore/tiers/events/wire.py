@@ -93,7 +93,7 @@ def decode_batch(payload: bytes) -> Batch:
     msgspec = optional("msgspec")
     try:
         return batch_of(msgspec.msgpack.decode(payload))
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise EventFormatError(f"the payload of {len(payload)} bytes is not msgpack ({error})") from None
 
 

@@ -26,7 +26,7 @@ def unpack(kind: type[T], packed: bytes, what: str) -> T:
     msgspec = _msgspec()
     try:
         value: T = msgspec.msgpack.decode(packed, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ShapeError(
             f"the {what} of {len(packed)} bytes cannot be read ({error}); pass the bytes that the exporter made, whole"
         ) from None

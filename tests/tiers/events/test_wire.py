@@ -206,6 +206,7 @@ def test_a_time_that_no_float_holds_is_refused():
         batch_of([10**400, []])
 
 
-def test_bytes_that_are_not_msgpack_are_refused():
-    with pytest.raises(EventFormatError, match="3 bytes is not msgpack"):
-        decode_batch(b"\xc1\x00\x00")
+@pytest.mark.parametrize("payload", [b"\xc1\x00\x00", b"\xa2\xe1\xe1", b"\x91" * 5000], ids=["type", "UTF-8", "depth"])
+def test_bytes_that_are_not_msgpack_are_refused(payload):
+    with pytest.raises(EventFormatError, match=f"{len(payload)} bytes is not msgpack"):
+        decode_batch(payload)
