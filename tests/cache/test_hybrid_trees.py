@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 
-from pagecore import AttentionSpec, PagedKVCache, Plane, ShapeError, StateSpec, UnsupportedOption
+from pagecore import (
+    AttentionSpec,
+    CrossSpec,
+    PagedKVCache,
+    Plane,
+    ShapeError,
+    StateSpec,
+    SwapSpace,
+    UnsupportedOption,
+)
 from pagecore.ops import dequantize_state, quantize_state
 
 PLANES = (Plane("temporal", (2, 4, 4), "float32", per="sequence"),)
@@ -228,3 +237,26 @@ def test_a_sequence_that_shares_keys_past_its_state_takes_no_tree():
     cache.append_tokens([sequence], [[1, 2, 3]])
     cache.commit(cache.prepare([sequence], 3, parents=[[-1, 0, 0]]), accepted_path=[[0, 2]])
     cache.check_invariants()
+
+
+def test_sequences_that_publish_nothing_take_trees():
+    drafting = SPECS["in place"]
+    crossed = PagedKVCache(
+        [AttentionSpec(1, 8), CrossSpec(1, 8), drafting], block_size=BLOCK, num_blocks=64, num_states=60
+    )
+    unnamed = crossed.add_sequence(range(22), cross_tokens=5)  # without a digest, its keys have no name
+    crossed.commit(crossed.prepare([unnamed], 22))
+    hybrid = make(drafting)
+    rounded = hybrid.add_sequence(range(22))
+    hybrid.commit(hybrid.prepare([rounded], 22))
+    hybrid.swap_out([rounded], SwapSpace(hybrid, num_blocks=64, num_states=9, dtype="float16"))
+    hybrid.swap_in([rounded])
+    for cache, sequence in ((crossed, unnamed), (hybrid, rounded)):
+        cache.append_tokens([sequence], [[1, 2, 3]])
+        batch = cache.prepare([sequence], 3, parents=[[-1, 0, 0]])
+        cache.commit(batch, accepted_path=[[0, 2]])
+        assert (sequence.num_computed_tokens, sequence.tokens[-2:].tolist()) == (24, [1, 3])
+        cache.append_tokens([sequence], [[4] * 7])
+        cache.commit(cache.prepare([sequence], 7), accepted=1)
+        assert sequence.capacity == 32, "blocks stay with the sequence"
+        cache.check_invariants()

@@ -261,9 +261,8 @@ cdef class PrefixCache:
         return self.components[self.groups[lane]]
 
     cdef int32_t num_held(self, PrefixHold hold) noexcept:
-        if not hold.has_ahead():
-            return hold.published
-        return max(hold.published, <int32_t>hold.ahead.depth())
+        cdef int32_t published = 0 if hold.published == INT32_MAX else hold.published
+        return max(published, <int32_t>hold.ahead.depth()) if hold.has_ahead() else published
 
     cdef void shorten(self, PrefixHold hold, int32_t num_blocks) noexcept:
         self.tree.native.shorten(hold.receipt.native, num_blocks)
