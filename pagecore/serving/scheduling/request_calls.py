@@ -138,10 +138,10 @@ class SchedulerRequests(SchedulerView):
         Parameters
         ----------
         swap : bool
-            If True, runs go to the swap space while it has room and continue where they were. If False, and for the
-            other runs, their tokens so far become their prompts; the runs that are in the swap space leave it, too.
-            With other weights, also call `PagedKVCache.clear_prefix_cache`, or the prompts find what was computed with
-            the old ones.
+            If True, runs go to the swap space while it has room and continue where they were, except for those that
+            alone hold an encoder output on the device. If False, and for the other runs, their tokens so far become
+            their prompts; the runs that are in the swap space leave it, too. With other weights, also call
+            `PagedKVCache.clear_prefix_cache`, or the prompts find what was computed with the old ones.
 
         Returns
         -------
