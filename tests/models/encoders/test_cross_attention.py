@@ -283,7 +283,7 @@ def test_decoders_without_a_meaning_are_refused_by_name(config, error, words):
         specs_from_config(config)
 
 
-READERS = {"encoder-decoder", "florence2", "speech-encoder-decoder", "vision-encoder-decoder"}
+READERS = {"encoder-decoder", "florence2", "nemotron_parse", "speech-encoder-decoder", "vision-encoder-decoder"}
 
 
 @pytest.mark.parametrize("model_type", sorted({*CROSS_DECODERS, *COMPOSED} - {*COUNTED_CROSS_DECODERS, *READERS}))

@@ -20,7 +20,6 @@ UNCOUNTED = {"alice_ai", "deepseek_v41_text", "domyn_edge", "dory", "gigachat3_5
 UNCOUNTED |= {
     "interns2_mobius_text",
     "k2_horizon",
-    "minicpm_sala",
     "moondream3_text",
 }
 UNCOUNTED |= {"nemotron_h_puzzle", "step5", "xllm"}

@@ -85,6 +85,8 @@ def test_nemotron_nano_vl_has_a_radio_tower(model_type, has_bias):
     assert vision_tower(config).hidden == 384
     one = config | {"vision_config": {"args": args | {"cls_token_per_teacher": False, "register_multiple": None}}}
     assert count_parameters(config).total - count_parameters(one).total == 7 * 384
+    video = config | {"vision_config": {"args": args, "video_temporal_patch_size": 2}}
+    assert count_parameters(video).total - count_parameters(config).total == 2 * 3 * 16**2 * 384
     other = config | {"vision_config": {"args": args | {"model": "vit_tiny"}}}
     with pytest.raises(UnsupportedOption, match=r"args.model is .vit_tiny., a network that is unknown"):
         count_parameters(other)
@@ -151,3 +153,43 @@ def test_kimi_audio_has_the_encoder_of_whisper_large():
     text = count_parameters(SMALL).total
     assert count_parameters(config).total == text + adaptor + sum(each.numel() for each in encoder.parameters())
     assert count_parameters(config | {"use_whisper_feature": False}).total == text
+
+
+# Stages of three blocks with SiLU and LayerNorm2d, as timm 1.0.31 builds them.
+@pytest.mark.parametrize(("hidden", "stage"), [(48, 19_620), (1024, 7_914_240)])
+def test_hyperclova_x_seed_has_an_abstractor(hidden, stage):
+    tower = SMALL_SIGLIP | {"hidden_size": hidden}
+    config = {"model_type": "hyperclovax_vlm", "text_config": SMALL, "vision_config": tower, "anyres": True}
+    other = count_parameters(SMALL).total + of_tower(tower)
+    readout = (hidden + 1) * 64 + 65 * 64
+    pooled = {"mm_projector_type": "cabstractor", "proj_pos_emb": True, "proj_prenorm": True}
+    assert count_parameters(config | pooled).total == other + 2 * stage + 18 * hidden + readout + 64
+    for kind, projector in (
+        ("linear", (hidden + 1) * 64),
+        ("mlp", (hidden + 1) * hidden + (hidden + 1) * 64),
+        ("inverted_mlp", (hidden + 1) * 2 * hidden + (2 * hidden + 1) * 64),
+    ):
+        assert count_parameters(config | {"mm_projector_type": kind, "anyres": False}).total == other + projector
+    with pytest.raises(ConfigError, match=r"mm_projector_type is .other.; expected linear, cabstractor, mlp or inver"):
+        count_parameters(config | {"mm_projector_type": "other"})
+
+
+def test_nemotron_parse_has_a_radio_tower_a_neck_and_an_mbart_without_positions():
+    teachers = [{"name": name} for name in ("clip", "siglip", "dino_v2", "sam")]
+    args = {"model": "vit_huge_patch16_224", "register_multiple": 8, "cls_token_per_teacher": True}
+    decoder = {"model_type": "nemotron_parse_text", "d_model": 1024, "decoder_layers": 10, "decoder_ffn_dim": 4096}
+    decoder |= {"decoder_attention_heads": 16, "vocab_size": 52352}
+    config = {"model_type": "nemotron_parse", "image_size": [2048, 1664], "max_sequence_length": 9000}
+    config |= {"decoder": decoder, "encoder": {"patch_size": 16, "args": args | {"teachers": teachers}}}
+    transformers, torch = require("transformers"), require("torch")
+    from transformers.models.mbart.modeling_mbart import MBartDecoder
+
+    sizes = {name: decoder[name] for name in decoder if name != "model_type"}
+    with torch.device("meta"):
+        mbart = MBartDecoder(transformers.MBartConfig(**sizes, max_position_embeddings=10))
+    text = sum(each.numel() for each in mbart.parameters()) - 12 * 1024
+    tower = 32 * (12 * 1280**2 + 13 * 1280) + 3 * 16**2 * 1280 + (128**2 + 8) * 1280
+    neck = 1281 * 1024 + 4 * 1024**2 + 3841 * 1024 + 6 * 1024
+    assert count_parameters(config).total == text + tower + neck
+    stages = [count_parameters(config, layers=stage).total for stage in (range(5), range(5, 10))]
+    assert sum(stages) == text + tower + neck + 52352 * 1024

@@ -305,3 +305,18 @@ def test_the_draft_of_mimo_7b():
     mimo = {"model_type": "mimo", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 36}
     mimo |= {"num_key_value_heads": 8, "intermediate_size": 11008, "vocab_size": 151680, "num_nextn_predict_layers": 1}
     assert count_parameters(mimo, mtp=True).total == 7_833_409_536
+
+
+# As vLLM builds its layers.
+@pytest.mark.parametrize("flags", [(True, True, True, True), (False, True, False, True), (True, False, True, False)])
+def test_minicpm_sala_has_lightning_layers_of_their_own_heads(flags):
+    gated, output_gated, normed, qk_normed = flags
+    config = {"model_type": "minicpm_sala", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
+    config |= {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 101}
+    config |= {"mixer_types": ["minicpm4", "lightning", "lightning-attn"], "lightning_nh": 6, "lightning_nkv": 3}
+    config |= {"lightning_head_dim": 12, "tie_word_embeddings": False, "attention_bias": False, "qk_norm": qk_normed}
+    config |= {"attn_use_output_gate": gated, "use_output_gate": output_gated, "use_output_norm": normed}
+    attention = (2 + gated) * 128 * 64 + 2 * 32 * 64
+    lightning = (2 + output_gated) * 72 * 64 + 2 * 36 * 64 + 72 * normed + 2 * 12 * qk_normed
+    layers = attention + 2 * lightning + 3 * (3 * 64 * 96 + 2 * 64)
+    assert count_parameters(config).total == layers + 2 * 101 * 64 + 64

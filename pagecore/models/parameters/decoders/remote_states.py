@@ -9,7 +9,7 @@ from pagecore.models.config_files.fields import Fields
 from pagecore.models.parameters.counting.tally import Kind, Split, Tally
 from pagecore.storage import StateSpec
 
-__all__ = ["add_delta_rule_of_jet", "add_lightning_of_ling", "add_mamba_of_plamo"]
+__all__ = ["add_delta_rule_of_jet", "add_lightning_of_ling", "add_lightning_of_minicpm", "add_mamba_of_plamo"]
 
 
 def add_delta_rule_of_jet(tally: Tally, fields: Fields, spec: StateSpec) -> None:
@@ -34,6 +34,26 @@ def add_lightning_of_ling(tally: Tally, fields: Fields, spec: StateSpec) -> None
     tally.linear(width, hidden, bias=fields.flag("use_bias"), name="dense")
     tally.add(width, Kind.OTHER, Split.TENSOR)
     if fields.flag("use_qk_norm"):
+        tally.norm(dim, copies=2)
+
+
+def add_lightning_of_minicpm(tally: Tally, fields: Fields, spec: StateSpec) -> None:
+    """Add lightning attention whose heads may share keys, with a norm and a gate on its outputs.
+
+    Source: the layer of vLLM.
+    """
+    hidden, dim = fields.integer("hidden_size"), spec.planes[0].shape[-1]
+    heads, kv_heads = (
+        fields.integer(of_attention if fields.given(own) is None else own)
+        for own, of_attention in (("lightning_nh", "num_attention_heads"), ("lightning_nkv", "num_key_value_heads"))
+    )
+    width = heads * dim
+    tally.linear(hidden, width, copies=1 + fields.flag("use_output_gate"), name="q_proj")
+    tally.linear(hidden, kv_heads * dim, copies=2, name="k_proj")
+    tally.linear(width, hidden, name="o_proj")
+    if fields.flag("use_output_norm"):
+        tally.add(width, Kind.OTHER, Split.TENSOR)
+    if fields.flag("qk_norm"):
         tally.norm(dim, copies=2)
 
 

@@ -12,6 +12,7 @@ from pagecore.models.parameters.counting.tally import Kind, Split, Tally
 from pagecore.models.parameters.decoders.remote_states import (
     add_delta_rule_of_jet,
     add_lightning_of_ling,
+    add_lightning_of_minicpm,
     add_mamba_of_plamo,
 )
 from pagecore.models.parameters.decoders.rwkv_xlstm import add_rwkv, add_xlstm
@@ -165,6 +166,7 @@ STATE_LAYERS: Mapping[str, Adder] = {
     "minimax_m1": _lightning,
     "bailing_hybrid": _state_of_ling,
     "bailing_moe_linear": add_lightning_of_ling,
+    "minicpm_sala": add_lightning_of_minicpm,
     "plamo2": add_mamba_of_plamo,
     "recurrent_gemma": _recurrent_unit,
     "mamba": _OF_MAMBA,

@@ -10,14 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pagecore.errors import UnsupportedOption
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.encoders.bart_t5 import ENCODER_DECODERS
+from pagecore.models.parameters.counting.encoder_parts import encoder_add, encoder_linear
 from pagecore.models.parameters.counting.tally import Kind, Tally, check_stage
 from pagecore.models.parameters.decoders.text_model import add_text_model
 from pagecore.models.parameters.encoders.composed_encoders import COMPOSED_ENCODERS
 from pagecore.models.parameters.encoders.cross_attention import add_cross_decoder
 from pagecore.models.parameters.encoders.cross_layers import DecoderStage, add_cross_layers, add_tables
+from pagecore.models.parameters.vision.radio import add_radio
 from pagecore.storage import AttentionSpec, CrossSpec
 
-__all__ = ["add_composed"]
+__all__ = ["add_composed", "add_nemotron_parse"]
 
 _Specs = Sequence[AttentionSpec | CrossSpec]
 # Families of text models whose layers may have cross attention next to their own.
@@ -53,6 +55,22 @@ def add_composed(tally: Tally, whole: Fields, specs: _Specs, stage: range | None
             tally.linear(inputs, hidden, bias=True)
 
 
+def add_nemotron_parse(tally: Tally, whole: Fields, specs: _Specs, stage: range | None) -> None:
+    """Add a RADIO tower, the neck that merges four of its patches, and an mBART without positions.
+
+    Source: the model of vLLM.
+    """
+    decoder = whole.inner("decoder")
+    _bart(tally, decoder, "mbart", specs, stage, has_positions=False)
+    if stage is not None and stage.start > 0:
+        return
+    inputs, hidden = add_radio(tally, whole, "encoder"), decoder.integer("hidden_size")
+    encoder_linear(tally, inputs, hidden, bias=True)
+    encoder_linear(tally, 4 * hidden, hidden)
+    encoder_linear(tally, 3 * inputs, hidden, bias=True)  # of the summaries of three teachers
+    encoder_add(tally, 3 * 2 * hidden)
+
+
 def _text_model(tally: Tally, decoder: Fields, kind: str, specs: _Specs, stage: range | None) -> None:
     """Add a BERT or a GPT-2 whose layers attend to the encoder, too."""
     config = {name: decoder.given(name) for name in decoder} | {"is_decoder": True, "add_cross_attention": False}
@@ -64,7 +82,9 @@ def _text_model(tally: Tally, decoder: Fields, kind: str, specs: _Specs, stage: 
     tally.norm(hidden, bias=True, copies=layers)
 
 
-def _bart(tally: Tally, decoder: Fields, kind: str, specs: _Specs, stage: range | None) -> None:
+def _bart(
+    tally: Tally, decoder: Fields, kind: str, specs: _Specs, stage: range | None, has_positions: bool = True
+) -> None:
     """Add the decoder of a BART or an mBART."""
     decoder.defaults, decoder.aliases = {"max_position_embeddings": 1024}, ENCODER_DECODERS[kind].aliases
     hidden, width, count = decoder.integer("hidden_size"), decoder.integer("decoder_ffn_dim"), len(specs) // 2
@@ -77,7 +97,7 @@ def _bart(tally: Tally, decoder: Fields, kind: str, specs: _Specs, stage: range 
     tally.norm(hidden, bias=True, copies=3 * len(layers) + part.is_first + (part.is_last and kind == "mbart"))
     is_tied = decoder.switch("tie_word_embeddings", True)
     add_tables(tally, part, decoder.integer("vocab_size"), is_tied=is_tied)
-    if part.is_first:
+    if part.is_first and has_positions:
         tally.add((decoder.integer("max_position_embeddings") + 2) * hidden, Kind.EMBEDDING)
 
 

@@ -11,7 +11,7 @@ from pagecore.models.encoders.bart_t5 import ENCODER_DECODERS
 from pagecore.models.encoders.mllama import MLLAMA
 from pagecore.models.parameters.counting.tally import Parameters, Tally
 from pagecore.models.parameters.encoders.bart_t5 import add_encoder_decoder
-from pagecore.models.parameters.encoders.composed import add_composed
+from pagecore.models.parameters.encoders.composed import add_composed, add_nemotron_parse
 from pagecore.models.parameters.encoders.cross_attention import COUNTED_CROSS_DECODERS, add_cross_decoder
 from pagecore.models.parameters.encoders.documents import add_florence_tower
 from pagecore.models.parameters.encoders.mllama import add_mllama
@@ -42,7 +42,7 @@ def count_with_encoder(config: Any, whole: Fields, model_type: str, stage: range
         if sees and (stage is None or stage.start == 0):
             add_florence_tower(tally, whole)
         return Parameters(dict(tally.counts), fields.integer("num_attention_heads"), dict(tally.matrices))
-    if model_type not in {*MLLAMA, *COUNTED_CROSS_DECODERS, *_COMPOSED}:
+    if model_type not in {*MLLAMA, *COUNTED_CROSS_DECODERS, *_COMPOSED, "nemotron_parse"}:
         raise UnsupportedOption(
             f"{whole.source}: the parameters of {model_type} cannot be counted; pass weights= in bytes"
         )
@@ -53,6 +53,8 @@ def count_with_encoder(config: Any, whole: Fields, model_type: str, stage: range
             add_vision(tally, whole, hidden)
     elif model_type in _COMPOSED:
         add_composed(tally, whole, specs, stage)
+    elif model_type == "nemotron_parse":
+        add_nemotron_parse(tally, whole, specs, stage)
     else:
         add_cross_decoder(tally, whole, model_type, specs, stage)
     return Parameters(dict(tally.counts), max(spec.num_kv_heads for spec in specs), dict(tally.matrices))

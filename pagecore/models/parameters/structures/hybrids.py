@@ -106,6 +106,11 @@ def _solar_layer(tally: Tally, fields: Fields, specs: Sequence[Any], _layer: int
             tally.add((spec.num_query_heads or spec.num_kv_heads) * spec.head_dim)
 
 
+def _minicpm(fields: Fields) -> Settled:
+    """Layers that attend may have a gate of the width of the queries."""
+    return {"has_gated_queries": fields.flag("attn_use_output_gate")}
+
+
 HYBRIDS: Mapping[str, Traits] = {
     "qwen3_next": _QWEN_NEXT_MOE,
     "qwen3_5_text": _QWEN_NEXT,
@@ -174,6 +179,13 @@ HYBRIDS: Mapping[str, Traits] = {
         add_to_layer=_zaya_layer,
         settle=_zaya,
         defaults={"router_hidden_size": 256},
+    ),
+    "minicpm_sala": biased_traits(
+        settle=_minicpm,
+        defaults={
+            **dict.fromkeys(("lightning_nh", "lightning_nkv")),
+            **dict.fromkeys(("attn_use_output_gate", "qk_norm", "use_output_gate", "use_output_norm"), True),
+        },
     ),
     "minimax": _LIGHTNING,
     "minimax_m1": _LIGHTNING,

@@ -1,6 +1,6 @@
 """RADIO towers as NVIDIA publishes them, whose config names a network and what it was distilled from.
 
-Source: the models of vLLM and SGLang (Nemotron Nano VL).
+Source: the models of vLLM and SGLang (Nemotron Nano VL and Parse).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pagecore.errors import UnsupportedOption
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.parameters.counting.encoder_parts import encoder_add, encoder_linear
 from pagecore.models.parameters.counting.tally import Tally
-from pagecore.models.parameters.vision.tower_parts import Projector, Sizes, Tower
+from pagecore.models.parameters.vision.tower_parts import Projector, Sizes, Tower, add_tower
 
-__all__ = ["RADIO_PROJECTORS", "RADIO_TOWERS", "WITH_RADIO", "radio_of_args"]
+__all__ = ["RADIO_PROJECTORS", "RADIO_TOWERS", "WITH_RADIO", "add_radio", "radio_of_args"]
 
 # Models that have the projector of the Omni model of transformers, or one with biases and another norm.
 WITH_RADIO = ("NemotronH_Nano_VL_V2", "Llama_Nemotron_Nano_VL")
@@ -35,27 +35,46 @@ def radio_of_args(whole: Fields) -> Fields:
     UnsupportedOption
         The network is unknown.
     """
-    fields = whole.inner("vision_config")
+    return Fields(
+        {name: whole.given(name) for name in whole} | {"vision_config": _sizes(whole, "vision_config")}, whole.source
+    )
+
+
+def add_radio(tally: Tally, whole: Fields, name: str) -> int:
+    """Add a tower that is not part of a text model, from the name of its field; return the features of a patch."""
+    fields = Fields(_sizes(whole, name), whole.source, whole.name(name))
+    names = ("num_hidden_layers", "hidden_size", "intermediate_size", "patch_size")
+    layers, hidden, width, patch = map(fields.integer, names)
+    add_tower(tally, fields, RADIO_TOWERS["c_radio"], Sizes(layers, hidden, width, patch, frames=1))
+    return hidden
+
+
+def _sizes(whole: Fields, name: str) -> dict[str, object]:
+    fields = whole.inner(name)
     args = fields.inner("args")
     network = args.given("model")
     if not isinstance(network, str) or network not in _NETWORKS:
         raise UnsupportedOption(
             f"{fields.source}: {args.describe('model')}, a network that is unknown; expected "
-            f"{', '.join(_NETWORKS)}: remove vision_config to plan the text model alone"
+            f"{', '.join(_NETWORKS)}: pass weights= in bytes"
         )
     hidden, layers = _NETWORKS[network]
     tokens = _class_tokens(args)
-    multiple = 0 if args.given("register_multiple") is None else args.integer("register_multiple")
-    tower = {
+    multiple = _optional(args, "register_multiple", 0)
+    return {
         "model_type": "c_radio",
         "hidden_size": hidden,
         "num_hidden_layers": layers,
         "intermediate_size": 4 * hidden,
-        "patch_size": 16 if fields.given("patch_size") is None else fields.integer("patch_size"),
-        "max_img_size": 2048 if args.given("cpe_max_size") is None else args.integer("cpe_max_size"),
+        "patch_size": _optional(fields, "patch_size", 16),
+        "max_img_size": _optional(args, "cpe_max_size", 2048),
+        "video_frames": _optional(fields, "video_temporal_patch_size", 1),
         "num_tokens": tokens + (multiple - tokens % multiple if multiple else 0),
     }
-    return Fields({name: whole.given(name) for name in whole} | {"vision_config": tower}, whole.source)
+
+
+def _optional(fields: Fields, name: str, default: int) -> int:
+    return default if fields.given(name) is None else fields.integer(name)
 
 
 def _class_tokens(args: Fields) -> int:
@@ -69,9 +88,11 @@ def _class_tokens(args: Fields) -> int:
 
 
 def _add_rest(tally: Tally, fields: Fields, sizes: Sizes) -> None:
-    """Add the positions of the largest image, class tokens and registers."""
+    """Add the positions of the largest image, class tokens, registers, and another embedding of patches of videos."""
     side = fields.integer("max_img_size") // sizes.patch
     encoder_add(tally, (side**2 + fields.integer("num_tokens")) * sizes.hidden)
+    if fields.integer("video_frames") > 1:
+        encoder_linear(tally, 3 * fields.integer("video_frames") * sizes.patch**2, sizes.hidden)
 
 
 def _project(has_bias: bool) -> Projector:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.parameters.counting.encoder_parts import encoder_add, encoder_linear, encoder_matrices
 from pagecore.models.parameters.counting.tally import Tally
+from pagecore.models.parameters.vision.abstractor import add_abstractor
 from pagecore.models.parameters.vision.radio import RADIO_PROJECTORS, RADIO_TOWERS
 from pagecore.models.parameters.vision.special_towers import SPECIAL_TOWERS, TOWER_SIZES
 from pagecore.models.parameters.vision.timm_towers import TIMM_PROJECTORS, TIMM_TOWERS
@@ -208,6 +209,7 @@ REMOTE_PROJECTORS: Mapping[str, Projector] = {
     "NVLM_D": _project_nvlm,
     "chatglm": _project_glm,
     "deepseek_vl_v2": _project_deepseek,
+    "hyperclovax_vlm": add_abstractor,
     "minicpmo": _resample,
     "minicpmv": _resample,
     "phi3_v": _project_phi_3,
