@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models.config_files.fields import Fields
+from pagecore.models.parameters.audio.dots_3 import add_dots_3_audio
 from pagecore.models.parameters.audio.formula_encoders import FORMULA_ENCODERS
 from pagecore.models.parameters.audio.gemma_4 import add_gemma_3n_audio, add_gemma_4_audio
 from pagecore.models.parameters.audio.muse_spark import add_audio_levels
@@ -139,6 +140,7 @@ def _add_whisper(tally: Tally, whole: Fields, fields: Fields, text: int) -> None
 # the features of the text model.
 _OTHERS: Mapping[str, Callable[[Tally, Fields, Fields, int], None]] = {
     **FORMULA_ENCODERS,
+    "dots3_note_audio_encoder": add_dots_3_audio,
     "gemma3n_audio": add_gemma_3n_audio,
     "gemma4_audio": add_gemma_4_audio,
     "muse_spark_audio": add_audio_levels,

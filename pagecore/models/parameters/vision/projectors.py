@@ -11,6 +11,7 @@ from pagecore.models.config_files.fields import Fields
 from pagecore.models.parameters.counting.encoder_parts import encoder_add, encoder_linear
 from pagecore.models.parameters.counting.tally import Tally
 from pagecore.models.parameters.vision.document_towers import DOCUMENT_PROJECTORS
+from pagecore.models.parameters.vision.dots_3 import project_dots_3
 from pagecore.models.parameters.vision.formulas import FORMULA_PROJECTORS
 from pagecore.models.parameters.vision.idefics import add_idefics_resampler
 from pagecore.models.parameters.vision.janus import add_janus
@@ -207,6 +208,7 @@ PROJECTORS: Mapping[str, Projector] = {
     "cosmos3_omni": _QWEN,
     "deepseek_vl": _two_layers,
     "deepseek_vl_hybrid": project_deepseek_hybrid,
+    "dots3_note": project_dots_3,
     "exaone4_5": _qwen(norm_bias=False),
     "gemma3": _gemma,
     "glm5_next": _glm(width_field="projection_intermediate_size"),

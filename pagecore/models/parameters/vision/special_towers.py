@@ -12,6 +12,7 @@ from pagecore.models.config_files.fields import Fields
 from pagecore.models.parameters.counting.encoder_parts import encoder_add, encoder_linear
 from pagecore.models.parameters.counting.tally import Tally
 from pagecore.models.parameters.vision.document_towers import add_downsampling
+from pagecore.models.parameters.vision.dots_3 import DOTS_3_SIZES, DOTS_3_TOWER
 from pagecore.models.parameters.vision.formulas import FORMULA_SIZES, FORMULA_TOWERS
 from pagecore.models.parameters.vision.mllama_tower import MLLAMA_SIZES, MLLAMA_TOWER
 from pagecore.models.parameters.vision.tower_parts import Sizes, Tower, add_positions, count_patches
@@ -51,6 +52,7 @@ _GOT_SIZES: Mapping[str, object] = {
 # Sizes that published files leave out.
 TOWER_SIZES: Mapping[str, Mapping[str, object]] = {
     **FORMULA_SIZES,
+    "dots3_note_vision_encoder": DOTS_3_SIZES,
     "blip_2_vision_model": _BLIP_SIZES,
     "deepseek_ocr2": {**_GOT_SIZES, "downsample_channels": [512, 896]},
     "gemma4": _GEMMA_4_SIZES,
@@ -197,6 +199,7 @@ _MUSE = Tower(
 )
 SPECIAL_TOWERS: Mapping[str, Tower] = {
     **FORMULA_TOWERS,
+    "dots3_note_vision_encoder": DOTS_3_TOWER,
     "blip_2_vision_model": _BLIP,
     "blip_vision_model": _BLIP,
     "cosmos3_edge": Tower(add_rest=_cosmos),

@@ -27,6 +27,7 @@ BY_MODEL: Mapping[str, str] = {
     "chatglm": "eva2clip",
     "ernie4_5_moe_vl": "DFNRope_vision_transformer",
     "deepseek_vl": "siglip_vision_model",
+    "dots3_note": "dots3_note_vision_encoder",
     "deepseek_vl_hybrid": "siglip_vision_model",
     "hyperclovax_vision_v2": "qwen2_5_vl",
     "instructblip": "instructblip_vision_model",
