@@ -12,6 +12,10 @@ from tests.capabilities import require
 
 SMALL = {"model_type": "qwen2", "hidden_size": 64, "intermediate_size": 72, "num_hidden_layers": 2, "vocab_size": 101}
 SMALL |= {"num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": False}
+INKLING = {"model_type": "inkling_text", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 64}
+INKLING |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 32}
+INKLING |= {"swa_num_attention_heads": 8, "swa_num_key_value_heads": 4, "swa_head_dim": 16}
+INKLING |= {"moe_intermediate_size": 16, "n_routed_experts": 4, "n_shared_experts": 1, "conv_kernel_size": 3}
 SMALL_SIGLIP = {"model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 40, "image_size": 56}
 SMALL_SIGLIP |= {"num_hidden_layers": 3, "num_attention_heads": 4, "patch_size": 14}
 
@@ -193,3 +197,30 @@ def test_nemotron_parse_has_a_radio_tower_a_neck_and_an_mbart_without_positions(
     assert count_parameters(config).total == text + tower + neck
     stages = [count_parameters(config, layers=stage).total for stage in (range(5), range(5, 10))]
     assert sum(stages) == text + tower + neck + 52352 * 1024
+
+
+@pytest.mark.parametrize(("patch", "frames"), [(40, 2), (14, 2), (48, 4), (7, 2)])
+@pytest.mark.parametrize("layers", [1, 3, 5, 7, 12])
+def test_inkling_folds_patches_of_growing_size(monkeypatch, patch, frames, layers):
+    torch = require("torch")
+    require("scipy")
+    from transformers.models.inkling import configuration_inkling, modeling_inkling
+
+    plan = modeling_inkling.plan_out_scales
+    monkeypatch.setattr(modeling_inkling, "plan_out_scales", lambda *sizes: plan(*sizes, device="cpu"))
+    config = configuration_inkling.InklingVisionConfig(
+        num_hidden_layers=layers, patch_size=patch, temporal_patch_size=frames, text_hidden_size=64
+    )
+    with torch.device("meta"):
+        tower = modeling_inkling.InklingVisionModel(config)
+    text = {"model_type": "inkling_mm_model", "text_config": INKLING}
+    added = count_parameters(text | {"vision_config": config.to_dict()}).total - count_parameters(text).total
+    assert added == sum(each.numel() for each in tower.parameters())
+    assert vision_tower(text | {"vision_config": config.to_dict()}).tokens(4 * patch) == 16
+
+
+def test_inkling_hears_levels_of_mel_bins():
+    text = {"model_type": "inkling_mm_model", "text_config": INKLING}
+    sound = {"model_type": "inkling_audio", "n_mel_bins": 8, "mel_vocab_size": 16, "text_hidden_size": 64}
+    added = count_parameters(text | {"audio_config": sound}).total - count_parameters(text).total
+    assert added == (8 * 16 + 1) * 64

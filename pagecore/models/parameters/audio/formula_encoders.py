@@ -67,6 +67,11 @@ _CONFORMER = FormulaEncoder(
 )
 
 FORMULA_ENCODERS: Mapping[str, FormulaEncoder] = {
+    "inkling_audio": FormulaEncoder(
+        "n_mel_bins * mel_vocab_size * text_hidden_size",
+        "text_hidden_size",
+        defaults={"n_mel_bins": 80, "mel_vocab_size": 256, "text_hidden_size": 6144},
+    ),
     "fun_asr_nano_encoder": FormulaEncoder(
         """num_hidden_layers * (4 * hidden_size ** 2 + 2 * hidden_size * intermediate_size)
         + 3 * (num_mel_bins * num_stacked_frames - hidden_size) * hidden_size

@@ -148,6 +148,7 @@ FORMULA_PROJECTORS: Mapping[str, Projector] = {
             hidden * scale_factor ** 2 + out_hidden_size
             + use_fine_route * (hidden * (scale_factor // 2) ** 2 + out_hidden_size))""",
     ),
+    "inkling_mm_model": _projector("0", "0"),
     "inkling2": _projector(
         "(hidden * merge ** 2 + text) * projection_hidden_dim", "projector_bias * (projection_hidden_dim + text)"
     ),

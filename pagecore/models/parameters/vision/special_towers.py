@@ -14,6 +14,7 @@ from pagecore.models.parameters.counting.tally import Tally
 from pagecore.models.parameters.vision.document_towers import add_downsampling
 from pagecore.models.parameters.vision.dots_3 import DOTS_3_SIZES, DOTS_3_TOWER
 from pagecore.models.parameters.vision.formulas import FORMULA_SIZES, FORMULA_TOWERS
+from pagecore.models.parameters.vision.inkling_tower import INKLING_SIZES, INKLING_TOWER
 from pagecore.models.parameters.vision.mllama_tower import MLLAMA_SIZES, MLLAMA_TOWER
 from pagecore.models.parameters.vision.tower_parts import Sizes, Tower, add_positions, count_patches
 from pagecore.models.parameters.vision.vit_towers import TOWERS
@@ -53,6 +54,7 @@ _GOT_SIZES: Mapping[str, object] = {
 TOWER_SIZES: Mapping[str, Mapping[str, object]] = {
     **FORMULA_SIZES,
     "dots3_note_vision_encoder": DOTS_3_SIZES,
+    "inkling_vision": INKLING_SIZES,
     "blip_2_vision_model": _BLIP_SIZES,
     "deepseek_ocr2": {**_GOT_SIZES, "downsample_channels": [512, 896]},
     "gemma4": _GEMMA_4_SIZES,
@@ -200,6 +202,7 @@ _MUSE = Tower(
 SPECIAL_TOWERS: Mapping[str, Tower] = {
     **FORMULA_TOWERS,
     "dots3_note_vision_encoder": DOTS_3_TOWER,
+    "inkling_vision": INKLING_TOWER,
     "blip_2_vision_model": _BLIP,
     "blip_vision_model": _BLIP,
     "cosmos3_edge": Tower(add_rest=_cosmos),

@@ -30,6 +30,7 @@ BY_MODEL: Mapping[str, str] = {
     "dots3_note": "dots3_note_vision_encoder",
     "deepseek_vl_hybrid": "siglip_vision_model",
     "hyperclovax_vision_v2": "qwen2_5_vl",
+    "inkling_mm_model": "inkling_vision",
     "instructblip": "instructblip_vision_model",
     "instructblipvideo": "instructblipvideo_vision_model",
     "janus": "janus_vision_model",
