@@ -93,6 +93,8 @@ X86_FEATURES = {
     "v4_bf16": {"avx512_bf16", "avx512vbmi", "avx512_vnni"},
     "v4_amx": {"amx_tile", "amx_bf16"},
 }
+# Features of x86-64-v4-vnni, which has the kernels of v4_bf16 without products of bfloat16, and others of v4.
+VNNI_FEATURES = X86_FEATURES["v4"] | {"avx512vbmi", "avx512_vnni"}
 # Null tables of the instruction sets that a build leaves out.
 ABSENT = "build/absent_isas.cpp"
 
@@ -174,7 +176,7 @@ def write_joined(unit: str, files: list[str]) -> None:
 
 
 def native_isas(cpuinfo: str) -> list[str]:
-    """Return the instruction set that the processor gets by default (dispatch.cpp), and for tiles the one they extend.
+    """Return the instruction set that the processor gets by default (dispatch.cpp), and the one that it extends.
 
     Return all of them if the system does not list the features.
     """
@@ -183,9 +185,11 @@ def native_isas(cpuinfo: str) -> list[str]:
         return list(ISA_FLAGS)
     flags = set(found[1].split())
     supported = list(itertools.takewhile(lambda isa: X86_FEATURES[isa] <= flags, X86_FEATURES))
-    if supported[-1:] == ["v4_bf16"] and "GenuineIntel" in cpuinfo:
-        supported.pop()
-    return supported[-2:] if supported[-1:] == ["v4_amx"] else supported[-1:]
+    if "v4_amx" in supported:
+        return ["v4_bf16", "v4_amx"]
+    if "v4" in supported and flags >= VNNI_FEATURES and ("v4_bf16" not in supported or "GenuineIntel" in cpuinfo):
+        return ["v4", "v4_bf16"]  # x86-64-v4-vnni
+    return supported[-1:]
 
 
 def built_isas() -> list[str]:
@@ -198,7 +202,10 @@ def built_isas() -> list[str]:
 
 
 def write_absent(isas: list[str]) -> None:
-    tables = "".join(f"const KernelTable {isa}::kTable{{}};\n" for isa in ISA_FLAGS if isa not in isas)
+    absent = [f"{isa}::kTable" for isa in ISA_FLAGS if isa not in isas]
+    if "v4_bf16::kTable" in absent:
+        absent.append("v4_bf16::kTableWithoutPairs")
+    tables = "".join(f"const KernelTable {table}{{}};\n" for table in absent)
     write_changed(ABSENT, f'#include "pagecore/ops/cpu/kernel_table.hpp"\n\nnamespace pagecore::cpu {{\n{tables}}}\n')
 
 

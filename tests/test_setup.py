@@ -124,7 +124,8 @@ def test_a_unit_is_written_again_with_other_sources(setup):
 
 
 def cpuinfo(setup, isas, vendor):
-    flags = " ".join(flag for isa in isas for flag in sorted(setup.X86_FEATURES[isa]))
+    features = setup.X86_FEATURES | {"vnni": setup.VNNI_FEATURES}
+    flags = " ".join(flag for isa in isas for flag in sorted(features[isa]))
     return f"processor\t: 0\nvendor_id\t: {vendor}\nflags\t\t: fpu {flags} ht\nbugs\t: none\n"
 
 
@@ -135,6 +136,7 @@ def cpuinfo(setup, isas, vendor):
         (["v2"], ["v2"]),
         (["v2", "v3"], ["v3"]),
         (["v2", "v3", "v4"], ["v4"]),
+        (["v2", "v3", "v4", "vnni"], ["v4", "v4_bf16"]),
         (["v2", "v3", "v4_bf16"], ["v3"]),
         (["v2", "v3", "v4", "v4_bf16"], ["v4_bf16"]),
         (["v2", "v3", "v4", "v4_bf16", "v4_amx"], ["v4_bf16", "v4_amx"]),
@@ -142,7 +144,7 @@ def cpuinfo(setup, isas, vendor):
 )
 def test_a_native_build_has_the_instruction_set_that_the_processor_chooses(setup, isas, expected):
     assert setup.native_isas(cpuinfo(setup, isas, "AuthenticAMD")) == expected
-    of_intel = ["v4"] if expected == ["v4_bf16"] else expected
+    of_intel = ["v4", "v4_bf16"] if expected == ["v4_bf16"] else expected
     assert setup.native_isas(cpuinfo(setup, isas, "GenuineIntel")) == of_intel
     assert setup.native_isas("") == list(setup.X86_LEVELS)
 
@@ -163,6 +165,7 @@ def test_instruction_sets_that_a_build_leaves_out_have_empty_tables(setup):
     setup.write_absent([first])
     text = (setup.ROOT / setup.ABSENT).read_text()
     assert [f"{isa}::kTable{{}}" in text for isa in setup.ISA_FLAGS] == [False] + [True] * len(others)
+    assert ("v4_bf16::kTableWithoutPairs{}" in text) == ("v4_bf16" in others)
 
 
 def test_a_prelude_that_fails_to_compile_is_not_used(setup):

@@ -142,7 +142,7 @@ def test_blocks_are_gathered_scattered_and_transferred_to_the_same_bits(isa, dty
 
 
 def fastest(isas: Sequence[str]) -> str:
-    """Return the widest instruction set, but x86-64-v4 for pairs of bfloat16 on a processor of Intel."""
+    """Return the widest instruction set, but the next for pairs of bfloat16 on a processor of Intel."""
     cpuinfo = Path("/proc/cpuinfo")
     intel = cpuinfo.exists() and "GenuineIntel" in cpuinfo.read_text()
     return isas[1] if intel and isas[0] == "x86-64-v4-bf16" and len(isas) > 1 else isas[0]

@@ -36,15 +36,15 @@ bool has_v3() {
          __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
 bool has_v2() { return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt"); }
-// All processors with bfloat16 products have integer ones (VNNI), and all but one generation, Cooper Lake, also look up
-// bytes (VBMI).
-bool has_v4_bf16() {
-  return has_v4() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi") &&
-         __builtin_cpu_supports("avx512vnni");
+// Byte lookups (VBMI) and integer products (VNNI): Ice Lake and its successors, Zen 4 and its successors. Cooper Lake
+// has the products alone.
+bool has_v4_vnni() {
+  return has_v4() && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni");
 }
+bool has_v4_bf16() { return has_v4_vnni() && __builtin_cpu_supports("avx512bf16"); }
 
-// Intel's processors multiply a vector of pairs in two cycles, and four vectors of float32: without AMX, x86-64-v4
-// takes less time.
+// Intel's processors multiply a vector of pairs in two cycles, and four vectors of float32: without AMX, the kernels
+// without pairs take less time.
 bool multiplies_pairs_slowly() { return __builtin_cpu_is("intel"); }
 
 // Linux grants a process the AMX tile state only on request, once for all of its threads and children.
@@ -77,8 +77,20 @@ const KernelTable& tiles_table() {
   return joined;
 }
 
+// The kernels of v4_bf16 without pairs of bfloat16, and the latent kernels of v4.
+const KernelTable& vnni_table() {
+  static const KernelTable joined = [] {
+    if (v4_bf16::kTableWithoutPairs.attend == nullptr || v4::kTable.attend == nullptr) return KernelTable{};
+    KernelTable table = v4_bf16::kTableWithoutPairs;
+    table.latent = v4::kTable.latent;
+    return table;
+  }();
+  return joined;
+}
+
 constexpr Level kLevels[] = {{"x86-64-v4-amx", has_v4_amx, tiles_table},
                              {"x86-64-v4-bf16", has_v4_bf16, table_of<v4_bf16::kTable>, multiplies_pairs_slowly},
+                             {"x86-64-v4-vnni", has_v4_vnni, vnni_table},
                              {"x86-64-v4", has_v4, table_of<v4::kTable>},
                              {"x86-64-v3", has_v3, table_of<v3::kTable>},
                              {"x86-64-v2", has_v2, table_of<v2::kTable>}};

@@ -72,6 +72,7 @@ struct AttentionBatch {
   const CodeTables* code_tables = nullptr;
   bool from_cache = false;                  // keys and values are small enough to be in the processor's caches
   bool invariant = false;                   // batch-invariant: a row's bits must not depend on the other rows
+  bool multiplies_pairs = true;             // pairs of bfloat16, where the kernels have products of them
   const int32_t* tree_positions = nullptr;  // [num_tokens]; null without a tree
   // A selection: lists [num_sequences, key heads, width], ascending, and their lengths; null without one.
   const int32_t* selected = nullptr;
@@ -183,6 +184,7 @@ extern const KernelTable kTable;
 }
 namespace v4_bf16 {
 extern const KernelTable kTable;
+extern const KernelTable kTableWithoutPairs;  // executes no instruction of AVX-512 bf16
 }
 namespace v4_amx {
 extern const KernelTable kTable;

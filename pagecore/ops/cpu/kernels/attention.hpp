@@ -54,9 +54,9 @@ class ItemPass {
         rows_(item.query_count * group_),
         value_stride_(padded(args.value.dim)),
         visible_(args, batch, item, group_),
-        pairs_(takes_pairs(args) && multiplies_pairs(args.key) && multiplies_pairs(args.value)),
-        keys_(args.key, *batch.code_tables, head_begin, pairs_, products_with(args.key)),
-        values_(args.value, *batch.code_tables, head_begin, pairs_, products_with(args.value)),
+        pairs_(takes_pairs() && multiplies_pairs(args.key) && multiplies_pairs(args.value)),
+        keys_(args.key, batch, head_begin, pairs_, products_with(args.key)),
+        values_(args.value, batch, head_begin, pairs_, products_with(args.value)),
         packed_(keys_.packs() || values_.packs() || keys_.products() != CodeProducts::None ||
                 values_.products() != CodeProducts::None || batch.invariant || rows_ >= kPackRows ||
                 args.mask != nullptr || !is_whole(args.key.dim) || !is_whole(args.value.dim)),
@@ -83,15 +83,16 @@ class ItemPass {
 
  private:
   // True if the call multiplies pairs of bfloat16. Softmax weights are then rounded to bfloat16, as the output is.
-  static bool takes_pairs(const AttentionArgs& args) {
-    return kHasPairs && args.query.type == Float::BF16 && number_type(args.key) == Float::BF16 &&
-           number_type(args.value) == Float::BF16 && args.out.type == Float::BF16;
+  [[nodiscard]] bool takes_pairs() const {
+    return kHasPairs && batch_.multiplies_pairs && args_.query.type == Float::BF16 &&
+           number_type(args_.key) == Float::BF16 && number_type(args_.value) == Float::BF16 &&
+           args_.out.type == Float::BF16;
   }
 
   // Products with the codes of keys or values of few rows. Queries and output of 16 bits are less exact than integers.
   [[nodiscard]] CodeProducts products_with(const Cache& cache) const {
-    if (batch_.invariant || rows_ > kCodeRows || (kHasAmx && takes_pairs(args_))) return CodeProducts::None;
-    const bool pairs = takes_pairs(args_) && has_code_pairs(args_.key) && has_code_pairs(args_.value);
+    if (batch_.invariant || rows_ > kCodeRows || (kHasAmx && takes_pairs())) return CodeProducts::None;
+    const bool pairs = takes_pairs() && has_code_pairs(args_.key) && has_code_pairs(args_.value);
     return products_of(cache, pairs, args_.query.type != Float::F32 && args_.out.type != Float::F32);
   }
   [[nodiscard]] bool multiplies_pairs(const Cache& cache) const {
@@ -457,6 +458,14 @@ class ItemPass {
 inline void attend_item(const AttentionArgs& args, const AttentionBatch& batch, const PcWorkItem& item,
                         int64_t head_begin, int64_t head_count, float* scratch) {
   ItemPass(args, batch, item, head_begin, head_count, scratch).run();
+}
+
+// The same without products of pairs of bfloat16.
+inline void attend_without_pairs(const AttentionArgs& args, const AttentionBatch& batch, const PcWorkItem& item,
+                                 int64_t head_begin, int64_t head_count, float* scratch) {
+  AttentionBatch without = batch;
+  without.multiplies_pairs = false;
+  attend_item(args, without, item, head_begin, head_count, scratch);
 }
 
 }  // namespace

@@ -23,10 +23,11 @@ PC_FORCE_INLINE Float number_type(const Cache& cache) { return is_plain(cache) ?
 
 class CacheRows {
  public:
-  CacheRows(const Cache& cache, const CodeTables& tables, int64_t head_begin, bool pairs, CodeProducts products)
+  CacheRows(const Cache& cache, const AttentionBatch& batch, int64_t head_begin, bool pairs, CodeProducts products)
       : cache_(cache),
-        tables_(tables),
+        tables_(*batch.code_tables),
         head_begin_(head_begin),
+        reads_by_pages_(kReadsByPages && batch.multiplies_pairs),
         packs_(pairs && packs_codes(cache)),
         products_(products),
         row_bytes_(row_bytes(cache)),
@@ -44,7 +45,7 @@ class CacheRows {
   // True if the rows of a head are read page by page (prefetch.hpp).
   [[nodiscard]] bool by_pages() const {
     const bool contiguous = cache_.token_stride == row_bytes_ && cache_.block_size * row_bytes_ >= kLeastRun;
-    return kReadsByPages && type() != Float::F32 && contiguous;
+    return reads_by_pages_ && type() != Float::F32 && contiguous;
   }
 
   // The rows of `head` at the places of a tile. Unpacked rows are valid until the next call with the same memory;
@@ -170,6 +171,7 @@ class CacheRows {
   const Cache& cache_;
   const CodeTables& tables_;
   const int64_t head_begin_;
+  const bool reads_by_pages_;
   const bool packs_;
   const CodeProducts products_;
   const int64_t row_bytes_, stride_;

@@ -25,6 +25,13 @@ const KernelTable kTable = {
     attend_item,     merge_splits, clear_rows, merge,     write,           quantize_rows,
     dequantize_rows, move_runs,    score,      summarise, &kLatentKernels,
 };
+#if defined(__AVX512BF16__)
+// Without latent kernels, which multiply pairs.
+const KernelTable kTableWithoutPairs = {
+    attend_without_pairs, merge_splits, clear_rows, merge,     write,   quantize_rows,
+    dequantize_rows,      move_runs,    score,      summarise, nullptr,
+};
+#endif
 #endif
 
 }  // namespace pagecore::cpu::PC_ISA
