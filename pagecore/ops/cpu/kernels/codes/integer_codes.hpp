@@ -264,7 +264,8 @@ PC_FORCE_INLINE auto with_integers(Format format, Visit&& visit) {
   }
 }
 
-// True if the products of a format and dim are made here. Sums of int32 hold 2,048 dims of int8.
+// True if the products of a format and dim are made here. The lanes of a key hold 2,048 dims of int8, and one lane as
+// many of 4-bit codes, in int32.
 PC_FORCE_INLINE bool has_integers(const Cache& cache) {
   const bool known = cache.format == Format::I8Token || cache.format == Format::I4Token ||
                      cache.format == Format::FP4Block16 || cache.format == Format::NVFP4;

@@ -36,16 +36,21 @@ PC_FORCE_INLINE float round_row(const float* row, int64_t dim, float factor, int
   return sum(to_floats(sums));
 }
 
-// Words of an operand that meet different numbers of a query row: those of a lane, which is a key, with groups.
-template <typename Codes>
-constexpr int kQueryWords = kHasGroups<Codes> ? 2 : kWordLanes;
+// True if a lane is a key for blocks of R rows: with the scales of groups, and with 4-bit codes and AVX-512, where four
+// rows take fewer instructions to transpose a key than to add lanes.
+template <typename Codes, int R>
+constexpr bool kKeysInLanes = kHasGroups<Codes> || (kLanes == 16 && Codes::kParts == 2 && R == 4);
 
-// Writes a row in the order of the operands, each of which has `count` rows in turn.
-template <typename Codes>
-inline void order_integers(const int16_t* row, int64_t dim, int64_t count, int16_t* to) {
-  constexpr int kWords = kQueryWords<Codes>;
+// Words of an operand that meet different numbers of a query row: those of a lane if it is a key.
+template <typename Codes, int R>
+constexpr int kQueryWords = kKeysInLanes<Codes, R> ? 2 : kWordLanes;
+
+// Writes a row in the order of the operands, each of which has R rows in turn.
+template <typename Codes, int R>
+inline void order_integers(const int16_t* row, int64_t dim, int16_t* to) {
+  constexpr int kWords = kQueryWords<Codes, R>;
   for (int64_t d = 0; d < dim; d += kOperands<Codes> * kWords) {
-    for (int operand = 0; operand < kOperands<Codes>; ++operand, to += count * kWords) {
+    for (int operand = 0; operand < kOperands<Codes>; ++operand, to += R * kWords) {
       for (int word = 0; word < kWords; ++word) {
         const int64_t at = d + dim_of<Codes>(operand, word);
         to[word] = at < dim ? row[at] : int16_t{0};
@@ -60,7 +65,7 @@ inline bool make_integers(const float* rows, int64_t stride, int64_t count, cons
                           int16_t* integers, IntegerRow* of_rows) {
   const int64_t dim = cache.dim;
   bool made = true;
-  const auto make = [&](const float* row, IntegerRow& of_row, int64_t together, int16_t* to, int64_t r) {
+  const auto make = [&]<int R>(const float* row, IntegerRow& of_row, int16_t* to, int64_t r) {
     IntVec bits{};
     for (int64_t d = 0; d < dim; d += kLanes) bits = max(bits, (IntVec)load(row + d) & kMagnitudeBits);
     float factor;
@@ -68,13 +73,13 @@ inline bool make_integers(const float* rows, int64_t stride, int64_t count, cons
     if (!made) return;
     of_row.sum = round_row(row, dim, factor, given);
     with_integers(cache.format, [&]<typename Codes>() {
-      order_integers<Codes>(given, dim, together, to + r * kQueryWords<Codes>);
+      order_integers<Codes, R>(given, dim, to + r * kQueryWords<Codes, R>);
       of_row.unit *= Codes::kUnit;
     });
   };
   for_each_even_block(count, [&]<int R>(int64_t first) {
     int16_t* const to = integers + first * integer_padded(dim);
-    for (int r = 0; r < R; ++r) make(rows + (first + r) * stride, of_rows[first + r], R, to, r);
+    for (int r = 0; r < R; ++r) make.template operator()<R>(rows + (first + r) * stride, of_rows[first + r], to, r);
   });
   return made;
 }
@@ -137,13 +142,13 @@ void score_integers_of(const StoredTile& tile, int64_t bytes, const int16_t* que
   }
 }
 
-// ---- with the scales of groups
+// ---- keys in lanes
 
 // Vectors of keys, a key in each lane, that are multiplied together.
 constexpr int kKeyVectors = kLanes == 16 ? 2 : 1;
 constexpr int kVectorKeys = kKeyVectors * kLanes;
 
-// Adds the products of R query rows with 8 numbers of each key.
+// Adds the products of R query rows with a dword of the codes of each key.
 template <typename Codes, int R>
 PC_FORCE_INLINE void multiply_dwords(const Codes& codes, const Vec (&stored)[kKeyVectors], const int16_t* query,
                                      IntVec (&sums)[kKeyVectors][R]) {
@@ -165,22 +170,24 @@ PC_FORCE_INLINE void multiply_dwords(const Codes& codes, const Vec (&stored)[kKe
   multiply.template operator()<1>();
 }
 
-// Scores [R, 64] without the units, with the scales [groups, 64].
+// Scores [R, 64] without the units and the zero points, with the scales [groups, 64] if there are any.
 //
 // The codes of keys are transposed by dwords, of which a group has two: a lane has the sums of a key, which are
 // multiplied with the scales of the keys after each group.
 template <typename Codes, int R>
-void score_groups_of(const StoredTile& tile, int64_t dim, const int16_t* given, const float* scales,
-                     const RowAhead& next, float* scores) {
-  constexpr int64_t kDwordDims = 8, kSquareDims = kDwordDims * kLanes;
+void score_lanes_of(const StoredTile& tile, int64_t dim, const int16_t* given, const float* scales,
+                    const RowAhead& next, float* scores) {
+  constexpr int64_t kDwordDims = 8, kSquareDims = kDwordDims * kLanes, kStepDims = 2 * kDwordDims;
+  static_assert(Codes::kParts == 2 && (!kHasGroups<Codes> || Codes::kGroup == kStepDims));
   const RowAhead ahead = next;
   const Codes codes;
-  const int rows_a_group = static_cast<int>((kVectorKeys * Codes::kGroup + dim - 1) / dim);
+  const int rows_a_step = static_cast<int>((kVectorKeys * kStepDims + dim - 1) / dim);
   int place = 0;  // of the row that is prefetched next
   for (int t = 0; t < kTileTokens; t += kVectorKeys) {
     const int16_t* query = given;
     const float* scale = scales + t;
     Vec totals[kKeyVectors][R] = {};
+    IntVec sums[kKeyVectors][R] = {};
     for (int64_t d = 0; d < dim; d += kSquareDims) {
       const int dwords = static_cast<int>((dim - d < kSquareDims ? dim - d : kSquareDims) / kDwordDims);
       Vec transposed[kLanes][kKeyVectors];
@@ -191,24 +198,30 @@ void score_groups_of(const StoredTile& tile, int64_t dim, const int16_t* given, 
 #pragma GCC unroll 16
         for (int i = 0; i < kLanes; ++i) transposed[i][k] = square[i];
       }
-      for (int i = 0; i < dwords; i += 2, query += 2 * kDwordDims * R, scale += kTileTokens) {
-        const int end = place + rows_a_group < kTileTokens ? place + rows_a_group : static_cast<int>(kTileTokens);
+      for (int i = 0; i < dwords; i += 2, query += kStepDims * R, scale += kTileTokens) {
+        const int end = place + rows_a_step < kTileTokens ? place + rows_a_step : static_cast<int>(kTileTokens);
         for (; place < end; ++place) ahead.prefetch_streams(place);
-        IntVec sums[kKeyVectors][R] = {};
         multiply_dwords<Codes, R>(codes, transposed[i], query, sums);
         multiply_dwords<Codes, R>(codes, transposed[i + 1], query + kDwordDims * R, sums);
+        if constexpr (kHasGroups<Codes>) {
 #pragma GCC unroll 2
-        for (int k = 0; k < kKeyVectors; ++k) {
-          const Vec of_keys = load(scale + k * kLanes);
+          for (int k = 0; k < kKeyVectors; ++k) {
+            const Vec of_keys = load(scale + k * kLanes);
 #pragma GCC unroll 4
-          for (int r = 0; r < R; ++r) totals[k][r] = fma(to_floats(sums[k][r]), of_keys, totals[k][r]);
+            for (int r = 0; r < R; ++r) {
+              totals[k][r] = fma(to_floats(sums[k][r]), of_keys, totals[k][r]);
+              sums[k][r] = IntVec{};
+            }
+          }
         }
       }
     }
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 2
-      for (int k = 0; k < kKeyVectors; ++k) store(scores + r * kTileTokens + t + k * kLanes, totals[k][r]);
+      for (int k = 0; k < kKeyVectors; ++k) {
+        store(scores + r * kTileTokens + t + k * kLanes, kHasGroups<Codes> ? totals[k][r] : to_floats(sums[k][r]));
+      }
     }
   }
 }
@@ -227,8 +240,8 @@ inline void score_integers(const HeadRows& rows, const Cache& cache, const Store
       const RowAhead ahead = row == 0 ? rows_ahead(next_rows, tile) : RowAhead(tile);
       const int16_t* const query = rows.query_integers + row * stride;
       float* scores = rows.scores + row * kTileTokens;
-      if constexpr (kHasGroups<Codes>) {
-        score_groups_of<Codes, R>(tile, cache.dim, query, scratch.key, ahead, scores);
+      if constexpr (kKeysInLanes<Codes, R>) {
+        score_lanes_of<Codes, R>(tile, cache.dim, query, scratch.key, ahead, scores);
       } else {
         score_integers_of<Codes, R>(tile, bytes, query, ahead, scores);
       }
