@@ -38,9 +38,7 @@ bool has_v3() {
 bool has_v2() { return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt"); }
 // Byte lookups (VBMI) and integer products (VNNI): Ice Lake and its successors, Zen 4 and its successors. Cooper Lake
 // has the products alone.
-bool has_v4_vnni() {
-  return has_v4() && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni");
-}
+bool has_v4_vnni() { return has_v4() && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni"); }
 bool has_v4_bf16() { return has_v4_vnni() && __builtin_cpu_supports("avx512bf16"); }
 
 // Intel's processors multiply a vector of pairs in two cycles, and four vectors of float32: without AMX, the kernels

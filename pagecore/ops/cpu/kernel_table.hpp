@@ -185,7 +185,7 @@ extern const KernelTable kTable;
 namespace v4_bf16 {
 extern const KernelTable kTable;
 extern const KernelTable kTableWithoutPairs;  // executes no instruction of AVX-512 bf16
-}
+}  // namespace v4_bf16
 namespace v4_amx {
 extern const KernelTable kTable;
 }

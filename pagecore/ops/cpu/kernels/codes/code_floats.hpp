@@ -4,9 +4,9 @@
 // in the order of the instructions that make them: order_floats() gives queries the same order, and in_order() puts
 // sums over values in that of the dims.
 //
-//   float8, AVX-512 VBMI   lookups give the bytes of bfloat16; even and odd words are widened to float32
-//   float8                 even and odd bytes become words of float16, which instructions widen
-//   int8                   in the order of the dims
+//   e4m3, AVX-512 VBMI   lookups give the bytes of bfloat16; even and odd words are widened to float32
+//   float8               even and odd bytes become words of float16, which instructions widen
+//   int8                 in the order of the dims
 //
 // The bits of a float8 number, moved to the top of a word, are those of a float16 number: e5m2 is one, and e4m3 is 256
 // times as large if its sign is moved apart. Instructions for float16 widen subnormals, infinities and NaN. The NaN of
@@ -61,38 +61,10 @@ class NanCodes {
 
 // ---- numbers of codes
 
-#if defined(__AVX512VBMI__)
-
-// Vectors 2 i and 2 i + 1 have the even and the odd codes of each half i of 16.
-template <typename Code>
-class Float8Floats {
- public:
-  static constexpr bool kFindsNan = false;
-  static constexpr float kUnit = 1.0f;
-
-  static constexpr int dim_of(int vector, int lane) {
-    return lane / 4 * 16 + vector / 2 * 8 + lane % 4 * 2 + vector % 2;
-  }
-  static constexpr int group_of(int, int lane) { return lane / 8; }
-
-  template <int kPart>
-  PC_FORCE_INLINE void numbers(const char* row, int64_t count, Vec (&to)[kPartVectors]) const {
-    const BytePair bytes = unpacker_.bytes_of(load_row(row, count));
-    const Words low = zip_low(bytes.low, bytes.high), high = zip_high(bytes.low, bytes.high);
-    to[0] = even_floats(low), to[1] = odd_floats(low), to[2] = even_floats(high), to[3] = odd_floats(high);
-  }
-
- private:
-  const Float8Unpacker<Code> unpacker_{};
-};
-
-using E4M3Floats = Float8Floats<E4M3Code>;
-using E5M2Floats = Float8Floats<E5M2Code>;
-
-#else
-
 // Vectors h and 2 + h have the even and the odd codes of half h of a step.
 struct Float8Floats {
+  static constexpr bool kOfHalves = true;
+
   static constexpr int dim_of(int vector, int lane) { return vector % 2 * kWordLanes + 2 * lane + vector / 2; }
   static constexpr int group_of(int vector, int) { return vector % 2 * kWordLanes / 32; }
 
@@ -110,6 +82,44 @@ struct Float8Floats {
   }
 };
 
+struct E5M2Floats : Float8Floats {
+  static constexpr bool kFindsNan = false;
+  static constexpr float kUnit = 1.0f;
+
+  template <int kPart>
+  PC_FORCE_INLINE void numbers(const char* row, int64_t count, Vec (&to)[kPartVectors]) const {
+    const Bytes codes = load_row(row, count);
+    widen(kPart == 0 ? (Words)codes << 8 : (Words)codes & 0xff00, to);
+    if constexpr (kStepParts == 1) widen((Words)codes & 0xff00, to + 2);
+  }
+};
+
+#if defined(__AVX512VBMI__)
+
+// Vectors 2 i and 2 i + 1 have the even and the odd codes of each half i of 16.
+class E4M3Floats {
+ public:
+  static constexpr bool kFindsNan = false, kOfHalves = false;
+  static constexpr float kUnit = 1.0f;
+
+  static constexpr int dim_of(int vector, int lane) {
+    return lane / 4 * 16 + vector / 2 * 8 + lane % 4 * 2 + vector % 2;
+  }
+  static constexpr int group_of(int, int lane) { return lane / 8; }
+
+  template <int kPart>
+  PC_FORCE_INLINE void numbers(const char* row, int64_t count, Vec (&to)[kPartVectors]) const {
+    const BytePair bytes = unpacker_.bytes_of(load_row(row, count));
+    const Words low = zip_low(bytes.low, bytes.high), high = zip_high(bytes.low, bytes.high);
+    to[0] = even_floats(low), to[1] = odd_floats(low), to[2] = even_floats(high), to[3] = odd_floats(high);
+  }
+
+ private:
+  const Float8Unpacker<E4M3Code> unpacker_{};
+};
+
+#else
+
 struct E4M3Floats : Float8Floats {
   static constexpr bool kFindsNan = true;
   static constexpr float kUnit = 256.0f;
@@ -126,22 +136,10 @@ struct E4M3Floats : Float8Floats {
   PC_FORCE_INLINE static Words odd(Bytes codes) { return (Words)((Shorts)codes >> 1) & 0xbf80; }
 };
 
-struct E5M2Floats : Float8Floats {
-  static constexpr bool kFindsNan = false;
-  static constexpr float kUnit = 1.0f;
-
-  template <int kPart>
-  PC_FORCE_INLINE void numbers(const char* row, int64_t count, Vec (&to)[kPartVectors]) const {
-    const Bytes codes = load_row(row, count);
-    widen(kPart == 0 ? (Words)codes << 8 : (Words)codes & 0xff00, to);
-    if constexpr (kStepParts == 1) widen((Words)codes & 0xff00, to + 2);
-  }
-};
-
 #endif
 
 struct Int8Floats {
-  static constexpr bool kFindsNan = false;
+  static constexpr bool kFindsNan = false, kOfHalves = false;
   static constexpr float kUnit = 1.0f;
 
   static constexpr int dim_of(int vector, int lane) { return vector * kLanes + lane; }

@@ -96,8 +96,10 @@ template <typename Codes>
 PC_FORCE_INLINE void in_order(Vec (&v)[kStepVectors]) {
   if constexpr (Codes::dim_of(0, 1) == 1) return;
 #if defined(__AVX512VBMI__)
-  transpose_quarters(zip_low(v[0], v[1]), zip_high(v[0], v[1]), zip_low(v[2], v[3]), zip_high(v[2], v[3]), v);
-#else
+  if constexpr (!Codes::kOfHalves) {
+    return transpose_quarters(zip_low(v[0], v[1]), zip_high(v[0], v[1]), zip_low(v[2], v[3]), zip_high(v[2], v[3]), v);
+  }
+#endif
   const Vec low[2] = {zip_low(v[0], v[2]), zip_low(v[1], v[3])}, high[2] = {zip_high(v[0], v[2]), zip_high(v[1], v[3])};
 #pragma GCC unroll 2
   for (int h = 0; h < 2; ++h) {
@@ -110,7 +112,6 @@ PC_FORCE_INLINE void in_order(Vec (&v)[kStepVectors]) {
     v[2 * h + 1] = __builtin_shufflevector(low[h], high[h], 4, 5, 6, 7, 12, 13, 14, 15);
 #endif
   }
-#endif
 }
 
 // The sums over values with a NaN of e4m3 become NaN: those of a step of dims from d on.
