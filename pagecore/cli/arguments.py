@@ -221,7 +221,7 @@ def _add_whatif(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[policies[0]],
         metavar="POLICY",
-        help=f"eviction policies: {', '.join(policies)}; a curve for each ({policies[0]})",
+        help=f"eviction policies: {', '.join(policies)}, or slru:SHARE; a curve for each ({policies[0]})",
     )
     _add_modelled_tokens(parser)
     parser.add_argument(
@@ -322,7 +322,8 @@ def _add_evict(parser: argparse.ArgumentParser) -> None:
         "--evict",
         default=POLICIES[0],
         metavar="POLICY",
-        help=f"eviction policy: {', '.join(POLICIES[:-1])}; {POLICIES[-1]} turns prefix reuse off ({POLICIES[0]})",
+        help=f"eviction policy: {', '.join(POLICIES[:-1])}, or slru:SHARE; {POLICIES[-1]} turns prefix reuse off "
+        f"({POLICIES[0]})",
     )
 
 

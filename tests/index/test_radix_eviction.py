@@ -82,7 +82,7 @@ def test_a_hit_of_slru_returns_a_prefix_that_lost_its_protection():
     assert tree.evict("full", 5).blocks.tolist() == [21, 20, 30, 11, 10]
 
 
-@pytest.mark.parametrize("share", ["", "x", "1.1", "-0.1", "nan", "0.1:2"])
+@pytest.mark.parametrize("share", ["", "x", "1.1", "-0.1", "nan", "0.1:2", "0_1", " 0.1"])
 def test_a_share_of_slru_is_between_0_and_1(share):
     with pytest.raises(UnsupportedOption, match="share after 'slru:' is a number from 0 to 1"):
         RadixTree(policy=f"slru:{share}")

@@ -1,5 +1,7 @@
 """Arguments with which a prefix tree is made."""
 
+import re
+
 from libc.stdint cimport int64_t
 
 from pagecore.index._integers cimport as_int64
@@ -26,10 +28,9 @@ def check_policy(policy, name="policy", known=POLICIES):
 cdef double share_of(object policy, object name) except -1:
     """The share of the blocks that a policy protects."""
     _, colon, given = policy.partition(":")
-    try:
-        share = float(given) if colon else PROTECTED_SHARE
-    except ValueError:
-        share = -1.0
+    if not colon:
+        return PROTECTED_SHARE
+    share = float(given) if re.fullmatch(r"[0-9]*\.?[0-9]+(e-?[0-9]+)?", given) else -1.0
     if not 0 <= share <= 1:
         raise UnsupportedOption(f"{name} is {shown(policy)}; the share after 'slru:' is a number from 0 to 1")
     return share

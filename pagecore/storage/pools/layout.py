@@ -272,8 +272,9 @@ class KVLayout:
         for plane, offset, stride in zip(self.planes, offsets, strides, strict=True):
             steps = [offset, *(step for axis, step in stride.items() if axis != "C")]
             if any(step % plane.dtype.itemsize for step in steps):
-                size = plane.dtype.itemsize
-                blocks = f", or a block_size that is a multiple of {size}" if "N" in self.axes.partition("C")[2] else ""
+                # The size of a plane per block does not depend on block_size.
+                can_align = "N" in self.axes.partition("C")[2] and all(each.per == "token" for each in self.planes)
+                blocks = f", or a block_size that is a multiple of {plane.dtype.itemsize}" if can_align else ""
                 raise UnsupportedOption(
                     f"layout {self.order!r} misaligns plane {plane.name!r} of {plane.dtype} next to the other planes; "
                     f"use a layout without C{blocks}"

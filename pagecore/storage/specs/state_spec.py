@@ -101,9 +101,10 @@ class StateSpec:
             )
         if self.interval % self.chunk:
             below = self.interval // self.chunk * self.chunk
+            lower = f"{below} or " if below else ""
             raise ShapeError(
                 f"interval is {self.interval}, which is not a multiple of the chunk of {self.chunk} tokens; use "
-                f"{f'{below} or ' if below else ''}{below + self.chunk}"
+                f"{lower}{below + self.chunk}"
             )
 
     @property

@@ -75,7 +75,7 @@ class ModelEviction : public ModelStates {
     cells.at(cell).eviction[c].hits += is_hit;
   }
   // Nodes with hits lose them, the least recently used first, while the others have the protected share.
-  void limit_reused(size_t c) {
+  void limit_protected(size_t c) {
     while (true) {
       int64_t reused = 0, held = 0, oldest_count = 0;
       std::vector<int> oldest;

@@ -20,7 +20,7 @@ class ModelTree : public ModelEviction {
     cells.at(end).ends_node = true;
     const int receipt = new_receipt(lock_end(end, all, true));
     prune();
-    for (size_t c = 0; policy == radix::Policy::Slru && c <= windows.size(); ++c) limit_reused(c);
+    for (size_t c = 0; policy == radix::Policy::Slru && c <= windows.size(); ++c) limit_protected(c);
     return receipt;
   }
   int fork(int receipt) { return new_receipt(receipts.at(receipt)); }

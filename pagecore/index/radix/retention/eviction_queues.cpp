@@ -19,7 +19,7 @@ void EvictionQueues::change_count(NodeId node, int32_t component, int32_t by) {
   nodes_.part(node, component).count += by;
   of(component).held += by;
   if (is_limited(component)) {
-    auto& [nodes, count] = reused_[static_cast<size_t>(component)];
+    auto& [nodes, count] = protected_[static_cast<size_t>(component)];
     if (nodes.holds(node)) count += by;
   }
   if (nodes_.pins(node, component) == 0) of(component).evictable += by;
@@ -41,7 +41,7 @@ void EvictionQueues::unpinned(NodeId node, int32_t component, const RetentionHin
 
 void EvictionQueues::refresh(NodeId node, int32_t component) {
   Component& it = of(component);
-  if (is_limited(component)) refresh_reused(node, component);
+  if (is_limited(component)) refresh_protected(node, component);
   if (!can_go(node, component)) {
     it.queue.erase(node);
     if (policy_ == Policy::Priority) it.expiries.erase(node);
@@ -66,30 +66,30 @@ void EvictionQueues::remove(NodeId node) {
     it.queue.erase(node);
     if (policy_ == Policy::Priority) it.expiries.erase(node);
   }
-  leave_reused(node);
+  leave_protected(node);
 }
 
-void EvictionQueues::refresh_reused(NodeId node, int32_t component) {
-  auto& [nodes, count] = reused_[static_cast<size_t>(component)];
+void EvictionQueues::refresh_protected(NodeId node, int32_t component) {
+  auto& [nodes, count] = protected_[static_cast<size_t>(component)];
   const Part& part = nodes_.part(node, component);
-  const bool was_in = nodes.holds(node), is_in = is_reused(node, component);
+  const bool was_in = nodes.holds(node), is_in = is_protected(node, component);
   if (is_in) nodes.put(node, {0, part.eviction.used, -nodes_.at(node).depth});
   if (was_in && !is_in) nodes.erase(node);
   if (was_in != is_in) count += is_in ? part.count : -part.count;
 }
 
-void EvictionQueues::leave_reused(NodeId node) {
+void EvictionQueues::leave_protected(NodeId node) {
   for (int32_t c = 0; c < num_limited_; ++c) {
-    auto& [nodes, count] = reused_[static_cast<size_t>(c)];
+    auto& [nodes, count] = protected_[static_cast<size_t>(c)];
     if (!nodes.holds(node)) continue;
     nodes.erase(node);
     count -= nodes_.part(node, c).count;
   }
 }
 
-void EvictionQueues::limit_reused() {
+void EvictionQueues::limit_protected() {
   for (int32_t c = 0; c < num_limited_; ++c) {
-    const auto& [nodes, count] = reused_[static_cast<size_t>(c)];
+    const auto& [nodes, count] = protected_[static_cast<size_t>(c)];
     const double limit = share_ * static_cast<double>(of(c).held);
     while (!nodes.empty()) {
       const NodeId node = nodes.top();
@@ -170,7 +170,7 @@ void EvictionQueues::reserve(size_t capacity) {
     it.queue.reserve(capacity);
     it.expiries.reserve(policy_ == Policy::Priority ? capacity : 0);
   }
-  for (Reused& it : reused_) it.nodes.reserve(capacity);
+  for (Protected& it : protected_) it.nodes.reserve(capacity);
   capacity_ = capacity;
 }
 
@@ -182,15 +182,15 @@ void EvictionQueues::shrink(size_t capacity) noexcept {
       it.queue.shrink(capacity);
       it.expiries.shrink(policy_ == Policy::Priority ? capacity : 0);
     }
-    for (Reused& it : reused_) it.nodes.shrink(capacity);
+    for (Protected& it : protected_) it.nodes.shrink(capacity);
   } catch (const std::bad_alloc&) {
   }
 }
 
 size_t EvictionQueues::nbytes() const {
-  size_t total = queues_.capacity() * sizeof(Component) + reused_.capacity() * sizeof(Reused);
+  size_t total = queues_.capacity() * sizeof(Component) + protected_.capacity() * sizeof(Protected);
   for (const Component& it : queues_) total += it.queue.nbytes() + it.expiries.nbytes();
-  for (const Reused& it : reused_) total += it.nodes.nbytes();
+  for (const Protected& it : protected_) total += it.nodes.nbytes();
   return total;
 }
 
@@ -219,18 +219,18 @@ void EvictionQueues::check_invariants() const {
     PC_ASSERT(num_evictable == evictable);
   }
   for (int32_t c = 0; c < num_limited_; ++c) {
-    const auto& [nodes, count] = reused_[static_cast<size_t>(c)];
+    const auto& [nodes, count] = protected_[static_cast<size_t>(c)];
     nodes.check_invariants();
-    int64_t num_reused = 0;
+    int64_t num_protected = 0;
     for (NodeId node = 0; node < nodes_.num_ids(); ++node) {
-      const bool is_in = nodes_.at(node).size > 0 && is_reused(node, c);
+      const bool is_in = nodes_.at(node).size > 0 && is_protected(node, c);
       PC_ASSERT(nodes.holds(node) == is_in);
       if (!is_in) continue;
-      num_reused += nodes_.part(node, c).count;
+      num_protected += nodes_.part(node, c).count;
       PC_ASSERT(nodes.key(node).turn == nodes_.part(node, c).eviction.used);
       PC_ASSERT(nodes.key(node).depth == -nodes_.at(node).depth);
     }
-    PC_ASSERT(num_reused == count);
+    PC_ASSERT(num_protected == count);
   }
 }
 

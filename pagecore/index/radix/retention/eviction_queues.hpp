@@ -4,8 +4,9 @@
 //     state: an unpinned node with an id there. Its key is eviction_key() of the node's eviction state.
 // I2: with policy Priority, `expiries` has the nodes of the queue whose priority expires, keyed by the time of that.
 // I3: evictable + pinned = held, where evictable counts the ids of unpinned nodes.
-// I4: with policy Slru, reused_ has the protected nodes of each component but states that have ids, least recently used
-//     first, and `count` of their ids. After a hit, all but the first of them have less than share_ of the held ids.
+// I4: with policy Slru, protected_ has, for the full component and each window, the protected nodes with ids, the least
+//     recently used first, and the number of those ids. After a hit, all of them but the first have less than share_ of
+//     the held ids.
 // A node enters and leaves the queues through refresh(), after any change of its count, pins, children or depth.
 // Cost: O(log n) a refresh of one component. Memory: 36 bytes a node and component, doubled for Priority and Slru;
 // all taken by reserve(), nothing else fails. Threads: one writer.
@@ -28,7 +29,7 @@ class EvictionQueues {
         queues_(static_cast<size_t>(nodes.components().count())),
         num_limited_(policy == Policy::Slru ? 1 + nodes.components().num_windows() : 0),
         share_(share),
-        reused_(static_cast<size_t>(num_limited_)) {}
+        protected_(static_cast<size_t>(num_limited_)) {}
   EvictionQueues(const EvictionQueues&) = delete;
   EvictionQueues& operator=(const EvictionQueues&) = delete;
 
@@ -61,11 +62,11 @@ class EvictionQueues {
   void unpinned(NodeId node, int32_t component, const RetentionHint& hint);
   void refresh(NodeId node, int32_t component);
   void refresh(NodeId node);  // of every component
-  // Before a node is split or joined: its ids no longer count as reused until refresh().
-  void leave_reused(NodeId node);
+  // Before a node is split or joined: its ids no longer count as protected until refresh().
+  void leave_protected(NodeId node);
   // After a hit: nodes above the limit of Slru lose their hits, the least recently used first, and become the most
   // recently used of those without hits. Each has a turn of its own.
-  void limit_reused();
+  void limit_protected();
   // Takes the node out of every queue.
   void remove(NodeId node);
 
@@ -77,7 +78,7 @@ class EvictionQueues {
     eviction.clock = clock_;
     eviction.weight = rates_.weight(eviction);
     if (is_hit && eviction.hits < std::numeric_limits<int32_t>::max()) ++eviction.hits;
-    if (is_limited(component)) refresh_reused(node, component);
+    if (is_limited(component)) refresh_protected(node, component);
   }
   // A new component: its first use is this turn.
   void start(NodeId node, int32_t component, const RetentionHint& hint);
@@ -119,7 +120,7 @@ class EvictionQueues {
     int64_t held = 0;
     int64_t evictable = 0;
   };
-  struct Reused {
+  struct Protected {
     NodeHeap nodes;
     int64_t count = 0;
   };
@@ -140,12 +141,12 @@ class EvictionQueues {
 
   // True if the ids that the policy protects have a limit.
   [[nodiscard]] bool is_limited(int32_t component) const { return component < num_limited_; }
-  [[nodiscard]] bool is_reused(NodeId node, int32_t component) const {
+  [[nodiscard]] bool is_protected(NodeId node, int32_t component) const {
     const Part& part = nodes_.part(node, component);
     return part.count > 0 && part.eviction.is_protected();
   }
   [[nodiscard]] EvictionState& state_of(NodeId node) { return nodes_.part(node, nodes_.components().state()).eviction; }
-  void refresh_reused(NodeId node, int32_t component);
+  void refresh_protected(NodeId node, int32_t component);
   void change_kind(NodeId node, bool has_ended, bool EvictionState::* kind, bool value);
 
   NodeStore& nodes_;
@@ -153,7 +154,7 @@ class EvictionQueues {
   std::vector<Component> queues_;
   int32_t num_limited_;  // components whose protected ids have a limit
   double share_;         // of the held ids, that limit
-  std::vector<Reused> reused_;
+  std::vector<Protected> protected_;
   size_t capacity_ = 0;  // that every heap has at least
   uint64_t turn_ = 0;
   uint64_t clock_ = 0;  // of states

@@ -123,7 +123,7 @@ void RadixTree::move_on(Receipt& receipt, NodeId end, int64_t old_end, int64_t p
     for (NodeId upper = nodes_.at(lower).parent; can_join(nodes_, upper, lower, receipt.since);
          upper = nodes_.at(lower).parent) {
       queues_.remove(upper);
-      queues_.leave_reused(lower);
+      queues_.leave_protected(lower);
       nodes_.join(upper, lower);
       queues_.refresh(lower);  // its depth has changed, too
     }

@@ -3,7 +3,7 @@
 namespace pagecore::radix {
 
 NodeId Structure::split(NodeId node, int32_t blocks) {
-  queues_.leave_reused(node);
+  queues_.leave_protected(node);
   const NodeId top = nodes_.split(node, blocks);
   queues_.refresh(node);
   queues_.refresh(top);

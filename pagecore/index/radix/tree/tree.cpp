@@ -135,7 +135,7 @@ RadixTree::Receipt RadixTree::lock_prefix(NodeId& node, int32_t& offset, int64_t
   const Receipt receipt = lock_end(node, components, is_hit);
   offset = nodes_.at(node).size;  // lock_end() may have split the node where a window begins
   structure_.prune(found);        // the lower half of a split
-  if (is_hit) queues_.limit_reused();
+  if (is_hit) queues_.limit_protected();
   return receipt;
 }
 
