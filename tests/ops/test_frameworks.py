@@ -164,6 +164,17 @@ def test_dtypes_of_torch_that_are_stored_codes_are_refused_with_the_view_to_pass
         ops.write_kv(query, query, codes, codes, [3], key_scale=powers, value_scale=scales)
 
 
+def test_a_cache_of_another_float8_is_refused_with_the_dtypes_of_a_cache():
+    torch = require("torch")
+    new, cache = torch.ones(1, 2, 64), torch.ones(2, 16, 2, 64)
+    other = cache.to(torch.float8_e4m3fnuz)
+    expected = "cache is float8_e4m3fnuz; a cache is float32, .* in float8_e4m3fn, float8_e5m2, int8 or uint8"
+    with pytest.raises(errors.UnsupportedDtype, match="key_" + expected):
+        ops.paged_attention(new, other, cache, [[1]], [5])
+    with pytest.raises(errors.UnsupportedDtype, match="value_" + expected):
+        ops.write_kv(new, new, cache, other, [3])
+
+
 def test_a_tensor_of_torch_that_requires_grad_is_refused_by_name():
     case = make_case(Shape(**SHAPE))
     case.query = to_torch(case.query).requires_grad_()

@@ -29,6 +29,11 @@ cdef Tensor foreign_tensor(object array, str name):
 
 # Dtypes of torch whose elements are stored codes.
 STORED_AS_BYTES = ("float4_e2m1fn_x2", "float8_e8m0fnu")
+FLOATS = "float32, float16 and bfloat16 are supported: convert it"
+STORED = (
+    "a cache is float32, float16 or bfloat16, or holds the codes of a format in float8_e4m3fn, float8_e5m2, int8 or "
+    "uint8"
+)
 
 
 cdef Tensor float_tensor(object array, str name, int ndim, int first_full, str axes):
@@ -52,30 +57,27 @@ cdef str unlisted_dtype(object array):
     return None if name in DTYPES else name
 
 
-cdef object not_float(str name, object dtype):
-    return UnsupportedDtype(f"{name} is {str(dtype)[:80]}; float32, float16 and bfloat16 are supported: convert it")
+cdef object unsupported(str name, object dtype, str supported):
+    return UnsupportedDtype(f"{name} is {str(dtype)[:80]}; {supported}")
 
 
 cpdef Tensor float_array(object array, str name):
     """Return a view of a float32, float16 or bfloat16 array of any rank; errors name the argument."""
-    cdef Tensor tensor = listed_tensor(array, name)
+    cdef Tensor tensor = listed_tensor(array, name, FLOATS)
     if tensor.dtype_code > LAST_FLOAT:
-        raise not_float(name, tensor.dtype)
+        raise unsupported(name, tensor.dtype, FLOATS)
     return tensor
 
 
 cdef Tensor stored_array(object array, str name):
-    cdef Tensor tensor = listed_tensor(array, name)
+    cdef Tensor tensor = listed_tensor(array, name, STORED)
     if tensor.dtype_code > UINT8:
-        raise UnsupportedDtype(
-            f"{name} is {tensor.dtype}; a cache is float32, float16 or bfloat16, or holds the codes of a format in "
-            "float8_e4m3fn, float8_e5m2, int8 or uint8"
-        )
+        raise unsupported(name, tensor.dtype, STORED)
     return tensor
 
 
-cdef Tensor listed_tensor(object array, str name):
-    """Return a view of an array; a dtype that the table lacks is an error that lists the floats."""
+cdef Tensor listed_tensor(object array, str name, str supported):
+    """Return a view of an array; a dtype that the table lacks is an error that lists the supported ones."""
     try:
         return any_tensor(array, name)
     except UnsupportedDtype:
@@ -84,7 +86,7 @@ cdef Tensor listed_tensor(object array, str name):
             raise
         if dtype in STORED_AS_BYTES:
             raise UnsupportedDtype(f"{name} is {dtype}; pass it viewed as uint8, the dtype of its bytes here") from None
-        raise not_float(name, dtype) from None
+        raise unsupported(name, dtype, supported) from None
 
 
 cdef int refuse_rank(Tensor tensor, str name, int ndim, str axes) except -1:
