@@ -194,7 +194,7 @@ def paged_attention(
     what the arrays hold, and a block outside the cache is read as block 0. Softmax weights are rounded to the dtype of
     query, key and value if all three are float16 or all are bfloat16, both head dims are multiples of 8 up to 256, and
     rows begin at multiples of 16 bytes; also over quantised caches that matrix instructions serve. Prompts with a
-    selection are computed in float32.
+    selection are computed in float32. Head dims are at most 512.
 
     Paged attention: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention",
     2023. Trees: Miao et al., "SpecInfer: Accelerating Large Language Model Serving with Tree-based Speculative

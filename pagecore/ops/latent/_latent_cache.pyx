@@ -120,7 +120,7 @@ cdef str format_of(Tensor latent, object format):
         if found is None:
             raise ShapeError(
                 f"latent_cache is uint8 with rows of {latent.shape_[2]} bytes; a row of fp8_ds_mla has {kFp8RowBytes} "
-                f"and one of nvfp4_ds_mla {kNvfp4RowBytes}"
+                f"and one of nvfp4_ds_mla {kNvfp4RowBytes}; view bytes that are float8 codes as float8_e4m3fn"
             )
     else:
         raise UnsupportedDtype(
