@@ -29,8 +29,8 @@ cdef Tensor foreign_tensor(object array, str name):
 
 # Dtypes of torch whose elements are stored codes.
 STORED_AS_BYTES = ("float4_e2m1fn_x2", "float8_e8m0fnu")
-FLOATS = "float32, float16 and bfloat16 are supported: convert it"
-STORED = (
+cdef str FLOATS = "float32, float16 and bfloat16 are supported: convert it"
+cdef str STORED = (
     "a cache is float32, float16 or bfloat16, or holds the codes of a format in float8_e4m3fn, float8_e5m2, int8 or "
     "uint8"
 )
