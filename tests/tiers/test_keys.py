@@ -222,6 +222,21 @@ def test_fingerprints_differ_wherever_the_stored_bytes_differ():
     assert made[14].payload_bytes[1] == states.nbytes
 
 
+@dataclasses.dataclass(frozen=True)
+class HeadsSpec:
+    """A spec of one's own, whose heads are split; it does not name their number."""
+
+    heads: int
+    window = None
+
+    @property
+    def planes(self):
+        return (Plane("code", (self.heads, 8), "float32"),)
+
+    def shard(self, parallel):
+        return HeadsSpec(len(parallel.heads(self.heads)))
+
+
 def test_ranks_that_hold_the_same_heads_may_share_entries():
     def made(spec, rank, size, replicas=1):
         ranks = PagedKVCache(spec, num_blocks=9, device="none", parallel=TensorParallel(rank, size))
@@ -237,7 +252,10 @@ def test_ranks_that_hold_the_same_heads_may_share_entries():
     for spec, size, replicas, error, says in [
         (grouped, 8, 3, ShapeError, "does not divide the 8 ranks"),
         (grouped, 8, 0, ShapeError, "replicas is 0"),
-        (grouped, 2, 2, UnsupportedOption, "group 0 has 2 heads on a rank"),
+        (grouped, 2, 2, UnsupportedOption, "hold the same heads of layer 0 is 1"),
+        (AttentionSpec(8, 8, num_query_heads=16), 8, 2, UnsupportedOption, "hold the same heads of layer 0 is 1"),
+        ([AttentionSpec(2, 8), AttentionSpec(4, 8)], 8, 4, UnsupportedOption, "hold the same heads of layer 1 is 2"),
+        (HeadsSpec(8), 8, 2, UnsupportedOption, "hold the same heads of layer 0 is 1"),
     ]:
         with pytest.raises(error, match=says):
             made(spec, 0, size, replicas)

@@ -62,11 +62,18 @@ STATES = -1
 
 @dataclass(frozen=True)
 class Layer:
-    """The place of a model layer: layer `index` of the pool of `group`, or of the state pool for the group `STATES`."""
+    """The place of a model layer: layer `index` of the pool of `group`, or of the state pool for the group `STATES`.
+
+    Attributes
+    ----------
+    spec, whole : Spec
+        The rank's part of the layer, and the layer of the whole model.
+    """
 
     spec: Spec
     group: int
     index: int
+    whole: Spec
 
     @property
     def keeps_state(self) -> bool:
@@ -118,7 +125,7 @@ def arrange(
                 raise UnsupportedOption(
                     f"layer {position} is a StateSpec, which only a PagedKVCache serves; use one, or a StatePool"
                 )
-            placed.append(Layer(entry.shard(parallel), STATES, num_states))
+            placed.append(Layer(entry.shard(parallel), STATES, num_states, entry))
             num_states += 1
             continue
         if previous is None or previous[0] is not entry:
@@ -131,7 +138,7 @@ def arrange(
             counts.append(0)
             specs.append(spec)
         group = keys.index(key)
-        placed.append(Layer(spec, group, counts[group]))
+        placed.append(Layer(spec, group, counts[group], entry))
         counts[group] += 1
     return _cross_last(placed, [Group(spec, count) for spec, count in zip(specs, counts, strict=True)])
 

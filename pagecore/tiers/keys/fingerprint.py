@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from pagecore.cache.layers.groups import Group
+from pagecore.cache.layers.groups import Group, Layer
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.parts import CacheParts, parts_of
 from pagecore.errors import ShapeError, UnsupportedOption
@@ -134,8 +134,8 @@ class Fingerprint:
         Raises
         ------
         UnsupportedOption
-            An object that is not a paged cache, no model, or an unknown hash; `replicas` of a cache that has several
-            heads or states.
+            An object that is not a paged cache, no model, or an unknown hash; `replicas` of a cache that has states, or
+            of ranks that hold other heads.
         ShapeError
             `replicas` does not divide the number of ranks; a `first_layer` below 0.
         """
@@ -208,13 +208,20 @@ def _check_replicas(parts: CacheParts, replicas: int) -> None:
         return
     if parts.state_specs:
         raise UnsupportedOption(f"replicas is {replicas}, but states are split over the ranks; leave it out")
-    for number, group in enumerate(parts.token_groups):
-        heads = getattr(group.spec, "num_kv_heads", 1)
-        if heads > 1:
+    for number, layer in enumerate(parts.layers):
+        copies = _num_copies(layer, size)
+        if layer.group < len(parts.token_groups) and copies % replicas:
             raise UnsupportedOption(
-                f"replicas is {replicas}, but group {number} has {heads} heads on a rank, and ranks replicate single "
-                "heads only; leave it out"
+                f"replicas is {replicas}, but the number of consecutive ranks that hold the same heads of layer "
+                f"{number} is {copies}; use a divisor of that number, or leave it out"
             )
+
+
+def _num_copies(layer: Layer, size: int) -> int:
+    """Return the number of consecutive ranks that hold the same planes of a layer: all of them hold latents."""
+    if tuple(layer.whole.planes) == tuple(layer.spec.planes):
+        return size
+    return max(1, size // getattr(layer.whole, "num_kv_heads", size))
 
 
 def _group_lane(parts: CacheParts, number: int, group: Group, replicas: int) -> str:
