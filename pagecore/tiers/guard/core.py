@@ -33,7 +33,10 @@ class Core:
     Invariants: each batch has a part, and each part of a batch is in `waiting`, `jobs`, `in_store` or a running job.
     """
 
-    def __init__(self, store: BlockStore, *, deadline: Deadline, budget_bytes: int, breaker: Breaker) -> None:
+    def __init__(
+        self, store: BlockStore, *, deadline: Deadline, budget_bytes: int, breaker: Breaker, read_only: bool = False
+    ) -> None:
+        self.read_only = read_only
         self.deadline = deadline
         self.budget_bytes = budget_bytes
         self.breaker = breaker
@@ -212,8 +215,11 @@ class Core:
         self._leave(part, now)
 
     def _delete(self, keys: Keys) -> None:
-        """Delete damaged entries, if the store can: they would be found and fail again, and never be replaced."""
-        if self.store is None:
+        """Delete damaged entries, if the store can: they would be found and fail again, and never be replaced.
+
+        A read-only guard leaves them to the processes that write.
+        """
+        if self.store is None or self.read_only:
             return
         with suppress(Exception):
             ticket = remover_of(self.store).submit_remove(keys)

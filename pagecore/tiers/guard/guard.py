@@ -26,6 +26,7 @@ from pagecore.tiers.store import (
     BlockStore,
     Done,
     EntryRemover,
+    EntryTaker,
     EntryToucher,
     EvictionReporter,
     Keys,
@@ -89,10 +90,15 @@ class Guard:
     reopen : callable, optional
         Makes a new client after the guard closed the one that lost memory. Without it the memory stays lost.
     read_only : bool
-        If True, nothing is stored or removed: the entries are those that other processes write. `Tiers` reads such a
-        store, and writes nothing to it.
+        If True, the guard stores and removes nothing: the entries are those that other processes write. `Tiers` reads
+        such a store, and writes nothing to it. Only a store that verifies deletes what it finds damaged by itself.
     clock : callable
         Monotonic seconds.
+
+    Attributes
+    ----------
+    takes_entries, can_remove : bool
+        Whether entries are stored, and deleted on request: False for a read-only guard, else as the store says.
 
     Raises
     ------
@@ -122,11 +128,15 @@ class Guard:
             raise UnsupportedOption(f"the store {store.name} is closed; open another one")
         _check_parts(deadline, breaker, reopen, clock)
         budget_bytes = require_int("budget_bytes", budget_bytes, max=None)
-        self.takes_entries = not flag("read_only", read_only)
+        read_only = flag("read_only", read_only)
         self.medium: Medium = store.medium
         self.name: str = store.name
         self._core = Core(
-            store, deadline=deadline or Deadline(), budget_bytes=budget_bytes, breaker=breaker or Breaker()
+            store,
+            deadline=deadline or Deadline(),
+            budget_bytes=budget_bytes,
+            breaker=breaker or Breaker(),
+            read_only=read_only,
         )
         self._reopen = reopen
         self._clock = clock
@@ -163,6 +173,12 @@ class Guard:
         return self._submit(Kind.STORE, keys, checked_pieces(pieces, len(keys)), before)
 
     @property
+    def takes_entries(self) -> bool:
+        """False if the guard is read-only or the store takes no entries, so that `Tiers` writes none."""
+        store: object = self._core.store
+        return not self._core.read_only and (not isinstance(store, EntryTaker) or store.takes_entries)
+
+    @property
     def keeps_prefixes(self) -> bool:
         """True if the store evicts a prefix from its end."""
         store: object = self._core.store
@@ -176,7 +192,7 @@ class Guard:
     def can_remove(self) -> bool:
         """True if the store deletes entries on request."""
         store: object = self._core.store
-        return self.takes_entries and isinstance(store, EntryRemover) and store.can_remove
+        return not self._core.read_only and isinstance(store, EntryRemover) and store.can_remove
 
     def unlock(self, keys: Keys) -> None:
         """Release the holds of a lookup."""
@@ -327,7 +343,7 @@ class Guard:
         with self._lock:
             if self._is_closing:
                 raise StoreError(f"the guard of {self.name} is closed; open a new one")
-            if kind in (Kind.STORE, Kind.REMOVE) and not self.takes_entries:
+            if kind in (Kind.STORE, Kind.REMOVE) and self._core.read_only:
                 ticket = self._core.completions.open()
                 self._core.completions.end(ticket, np.zeros(len(keys), np.bool_), "the guard is read-only")
                 return ticket

@@ -61,6 +61,20 @@ def test_a_read_only_guard_serves_what_others_have_stored(blocks):
         Guard(MemoryStore(), read_only=1)
 
 
+def test_a_read_only_guard_leaves_a_damaged_entry_to_others(blocks):
+    store, keys = MemoryStore(verifies=False), random_keys(8)
+    with Guard(MemoryStore(data=store.data, verifies=False)) as writer:
+        stored(writer, blocks, keys)
+        assert writer.drain(5)
+    store.rot(keys[3])
+    with Guard(store, read_only=True) as guard:
+        done = wait(guard, guard.submit_load(keys, blocks.pieces()))
+        assert (done.ok.sum(), guard.health().failed_sums) == (7, 1)
+        assert guard.drain(5)
+        assert (len(store.data), store.counts["remove"]) == (8, 0)
+        guard.check_invariants()
+
+
 class PrefixStore(MemoryStore):
     """A store that keeps prefixes, and notes what its entries follow."""
 

@@ -71,6 +71,17 @@ def test_nothing_is_written_to_read_only_stores():
         assert shared == before
 
 
+def test_nothing_is_written_to_a_guarded_store_that_takes_no_entries():
+    class Archive(MemoryStore):
+        takes_entries = False
+
+    store = Archive()
+    with Served([Guard(store)]) as served:
+        served.serve(PROMPT)
+        served.flush()
+        assert (store.data, store.counts["lookup"] > 0, store.counts["store"]) == ({}, True, 0)
+
+
 def test_a_store_of_another_fingerprint_is_refused(tmp_path):
     cache = PagedKVCache(LAYERS[:1], block_size=BLOCK, num_blocks=20)
     host = HostTier(cache, num_blocks=30)
