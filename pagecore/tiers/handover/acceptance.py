@@ -13,6 +13,7 @@ from pagecore.tiers.handover.manifest import Manifest
 from pagecore.tiers.handover.offers import LEASE_SECONDS_MAX
 from pagecore.tiers.handover.transport import Transport
 
+OTHER_SEQUENCES = "the manifests are of different sequences; pass those of one sequence's ranks"
 DEADLINE_SECONDS_MAX = 7 * 24 * 3600.0
 
 
@@ -72,7 +73,7 @@ def check_manifests(manifests: list[Manifest], transport: Transport, model: str,
                 "into a cache of its own model"
             )
         if _identity(manifest) != _identity(first):
-            raise UnsupportedOption("the manifests are of different sequences; pass those of one sequence's ranks")
+            raise UnsupportedOption(OTHER_SEQUENCES)
     own = namespace_digest(namespace)
     if None not in (first.namespace, own) and first.namespace != own:
         raise InvalidSequence(
@@ -82,7 +83,18 @@ def check_manifests(manifests: list[Manifest], transport: Transport, model: str,
 
 
 def _identity(manifest: Manifest) -> tuple[object, ...]:
-    return manifest.ids, manifest.num_computed, manifest.cross, manifest.has_cross, manifest.namespace
+    return manifest.ids, manifest.num_computed, manifest.namespace
+
+
+def encoder_tokens(manifests: list[Manifest]) -> tuple[int | None, bool]:
+    """Return the encoder tokens of a sequence, and whether exporters have their keys and values.
+
+    Stages without cross attention know of neither. Raise UnsupportedOption if the others disagree.
+    """
+    found = {(manifest.cross, manifest.has_cross) for manifest in manifests if manifest.geometry.is_crossed}
+    if len(found) > 1:
+        raise UnsupportedOption(OTHER_SEQUENCES)
+    return found.pop() if found else (None, False)
 
 
 def check_spans(block_size: int, manifest: Manifest, own: bytes | None) -> None:

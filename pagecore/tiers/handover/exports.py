@@ -204,7 +204,7 @@ def _manifest(
         [np.packbits(row != 0).tobytes() for row in offer.rows],
         offer.state_slot > 0,
         offer.checkpoint_length,
-        held.num_cross_tokens or 0,
+        held.num_cross_tokens,
         any(length for length, group in zip(offer.lengths, parts.groups, strict=True) if group.is_cross),
         namespace,
         spans,

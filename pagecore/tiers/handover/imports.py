@@ -20,7 +20,7 @@ from pagecore.cache.state._lock import Held
 from pagecore.cache.step.batch import Batch, own_step
 from pagecore.errors import InvalidSequence, PagecoreError
 from pagecore.storage import StatePool
-from pagecore.tiers.handover.acceptance import check_manifests, check_spans, deadline_at, decoded
+from pagecore.tiers.handover.acceptance import check_manifests, check_spans, deadline_at, decoded, encoder_tokens
 from pagecore.tiers.handover.errors import HandoverError, ImportCancelled
 from pagecore.tiers.handover.geometry import check_served, describe
 from pagecore.tiers.handover.images import CHECKPOINT, RUNNING
@@ -148,7 +148,10 @@ def start_import(
     manifests = decoded(manifest)
     until = deadline_at(deadline)
     check_manifests(manifests, transport, model, cross_namespace(namespace, cross_digest))
+    num_cross_tokens, has_cross = encoder_tokens(manifests)
     shares = match_geometry(describe(parts, first_layer), manifests, num_kv_heads)
+    if parts.cross is None:  # a stage without cross attention
+        num_cross_tokens, has_cross = None, False
     first = manifests[0]
     options: dict[str, Any] = {
         "id": id,
@@ -157,17 +160,17 @@ def start_import(
         "priority": priority,
         "time_to_live": time_to_live,
         "rank": rank,
-        "cross_tokens": first.cross if parts.cross is not None and (first.cross or first.num_computed) else None,
+        "cross_tokens": num_cross_tokens,
         "cross_digest": cross_digest,
     }
-    sequence = _added(cache, first, max_tokens, options)
+    sequence = _added(cache, first, has_cross, max_tokens, options)
     batch = None
     try:
         check_spans(parts_of(cache).block_size, first, content_identity(parts.state, sequence)[1])
         lacking = first.num_computed - sequence.num_computed_tokens
         if lacking > 0:
             batch = cache.prepare_arrival(sequence, lacking)
-        plan = plan_import(parts, sequence, batch, manifests, shares, until)
+        plan = plan_import(parts, sequence, batch, manifests, shares, has_cross, until)
         return SequenceImport(cache, sequence, batch, plan, transport)
     except BaseException:
         if batch is not None:
@@ -176,10 +179,12 @@ def start_import(
         raise
 
 
-def _added(cache: PagedKVCache, manifest: Manifest, max_tokens: int | None, options: dict[str, Any]) -> Sequence:
+def _added(
+    cache: PagedKVCache, manifest: Manifest, has_cross: bool, max_tokens: int | None, options: dict[str, Any]
+) -> Sequence:
     """Add the sequence; its cached prefix leaves a token to pull where encoder tokens are lacking."""
     sequence = cache.add_sequence(manifest.tokens, max_tokens=max_tokens, **options)
-    lacks_cross = manifest.has_cross and not sequence.is_cross_written
+    lacks_cross = has_cross and not sequence.is_cross_written
     if lacks_cross and sequence.num_computed_tokens >= manifest.num_computed:
         cache.remove(sequence)
         sequence = cache.add_sequence(manifest.tokens, max_tokens=manifest.num_computed - 1, **options)

@@ -78,6 +78,11 @@ class Geometry:
     first_layer: int | None = None
 
     @property
+    def is_crossed(self) -> bool:
+        """True if a group is of cross attention."""
+        return any(group.is_cross for group in self.groups)
+
+    @property
     def is_placed(self) -> bool:
         """True if every layer is in a group, or among those that keep states."""
         counts = {-1: len(self.states)} | {number: group.layers for number, group in enumerate(self.groups)}
@@ -116,8 +121,9 @@ class Manifest:
         The exporter has a running state.
     checkpoint : int
         Tokens before the checkpoint of the states; 0 without one.
-    cross : int
-        Encoder tokens of the sequence; 0 for none.
+    cross : int or None
+        Encoder tokens of the sequence; 0 without an encoder's input, None if they are not known yet, and for a stage
+        without cross attention.
     has_cross : bool
         The exporter has the keys and values of the encoder tokens.
     namespace, spans : bytes or None
@@ -137,7 +143,7 @@ class Manifest:
     held: list[bytes]
     has_state: bool
     checkpoint: int
-    cross: int
+    cross: int | None
     has_cross: bool
     namespace: bytes | None
     spans: bytes | None
@@ -156,7 +162,7 @@ class Manifest:
     def num_tokens(self, group: int) -> int:
         """Return the tokens whose keys and values the exporter has, or had, in a group."""
         if self.geometry.groups[group].is_cross:
-            return self.cross if self.has_cross else 0
+            return self.cross or 0 if self.has_cross else 0
         return self.num_computed
 
     def held_blocks(self, group: int) -> NDArray[np.bool_]:
@@ -206,7 +212,8 @@ class Manifest:
     def check(self) -> None:
         """Raise ShapeError if fields contradict each other."""
         groups, size = self.geometry.groups, self.geometry.block_size
-        numbers = min(self.num_computed, self.cross, size - 1, self.num_computed - self.checkpoint, self.checkpoint)
+        known, cross = self.num_computed, self.cross or 0
+        numbers = min(known, cross, size - 1, known - self.checkpoint, self.checkpoint)
         is_whole = len(self.export) == ID_BYTES and len(self.ids) % 4 == 0 and len(self.held) == len(groups)
         planes = [plane.name for state in self.geometry.states for plane in state]
         is_quantised = any(name.startswith(QUANTISED) for name in planes)

@@ -116,6 +116,7 @@ def plan_import(
     batch: Batch | None,
     manifests: list[Manifest],
     shares: list[list[Share]],
+    has_cross: bool,
     deadline: int,
 ) -> ImportPlan:
     """Return the requests of an import.
@@ -124,6 +125,8 @@ def plan_import(
     ----------
     batch : Batch or None
         The arrival, whose slots are those of the lacking tokens; None if nothing is lacking.
+    has_cross : bool
+        The exporters have the keys and values of the encoder tokens.
     deadline : int
         Nanoseconds of `time.monotonic_ns`.
 
@@ -133,7 +136,7 @@ def plan_import(
         The exporter has released blocks that the importer needs.
     """
     first = manifests[0]
-    places = _places(parts, sequence, batch, first)
+    places = _places(parts, sequence, batch, first, has_cross)
     try:
         checkpoint = None
         is_aligned = first.geometry.block_size == parts.block_size
@@ -153,8 +156,8 @@ def plan_import(
     return ImportPlan(requests, checkpoint, places.image, slot, first.rests)
 
 
-def _places(parts: CacheParts, sequence: Sequence, batch: Batch | None, manifest: Manifest) -> _Places:
-    lacking = [] if batch is None else _lacking(parts, sequence, batch, manifest)
+def _places(parts: CacheParts, sequence: Sequence, batch: Batch | None, manifest: Manifest, has_cross: bool) -> _Places:
+    lacking = [] if batch is None else _lacking(parts, sequence, batch, manifest, has_cross)
     if parts.staging is None or batch is None:
         return _Places(batch is not None, lacking, parts.store.pools, parts.store.states, _device_slot(batch), None)
     found = [numbered(lack.blocks) for lack in lacking]
@@ -243,7 +246,9 @@ def _released(attended: AttendedKeys, positions: NDArray[np.int64], length: int,
     return (positions >= sinks) & (positions < kept)
 
 
-def _lacking(parts: CacheParts, sequence: Sequence, batch: Batch, manifest: Manifest) -> list[_Lacking]:
+def _lacking(
+    parts: CacheParts, sequence: Sequence, batch: Batch, manifest: Manifest, has_cross: bool
+) -> list[_Lacking]:
     """Return the units of each group for which the arrival has slots."""
     size, start, end = parts.block_size, sequence.num_computed_tokens, manifest.num_computed
     cut = math.gcd(size, manifest.geometry.block_size)
@@ -258,7 +263,7 @@ def _lacking(parts: CacheParts, sequence: Sequence, batch: Batch, manifest: Mani
     if parts.cross is None:
         return listed
     # The encoder tokens, unless the cache has them: its step then writes none.
-    encoded = manifest.cross if batch.cross is not None and batch.cross.num_tokens and manifest.has_cross else 0
+    encoded = batch.cross.num_tokens if batch.cross is not None and has_cross else 0
     numbers = np.arange(ceil_div(encoded, cut), dtype=np.int64)
     tables = parts.cross.contents.tables
     for group in range(tables.num_groups):

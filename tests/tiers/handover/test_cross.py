@@ -146,5 +146,12 @@ def test_a_sequence_without_an_encoder_input_arrives_and_reuses_a_prefix(sockets
         receiver.commit(receiver.prepare([arrived], 1))
 
 
+@pytest.mark.parametrize("count", [0, None])
+def test_no_encoder_input_and_one_that_is_not_known_yet_differ_before_the_first_step(sockets, count):
+    sender, receiver = make(), make(seed=2)
+    arrived = hand_over(sockets, sender, receiver, sender.add_sequence([1, 2, 3], cross_tokens=count))
+    assert arrived.num_cross_tokens == count
+
+
 def hand_over_now(pair, sender, receiver, sequence):
     return import_sequence(receiver, export_sequence(sender, sequence, transport=pair[0]), transport=pair[1])

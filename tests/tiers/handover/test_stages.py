@@ -39,11 +39,22 @@ def planes_of(cache, sequence, layer):
     """Return the bytes of a layer's held tokens, by plane, and the tokens."""
     place = parts_of(cache).layers[layer]
     pool, row = parts_of(cache).store.pools[place.group], row_of(cache, sequence, place.group)
-    tokens = np.arange(sequence.num_computed_tokens)
+    is_cross = parts_of(cache).groups[place.group].is_cross
+    tokens = np.arange(sequence.num_cross_tokens if is_cross else sequence.num_computed_tokens)
     tokens = tokens[row[tokens // cache.block_size] != 0]
     blocks = row[tokens // cache.block_size]
     planes = {plane.name: as_bytes(pool.plane(plane.name, place.index)) for plane in pool.spec.planes}
     return tokens, {name: array[blocks, tokens % cache.block_size] for name, array in planes.items()}
+
+
+def assert_same_layers(sender, sequence, theirs, receiver, arrived, mine):
+    """Compare the planes of the layers that both stages have; `theirs` and `mine` number the layers."""
+    for number in set(mine) & set(theirs):
+        tokens, expected = planes_of(sender, sequence, number - theirs.start)
+        same, found = planes_of(receiver, arrived, number - mine.start)
+        np.testing.assert_array_equal(tokens, same)
+        for name, array in expected.items():
+            np.testing.assert_array_equal(found[name], array, err_msg=f"{number} {name}")
 
 
 def exported(transport, layers, model=MODEL, *, readers=1, seed=0, **options):
@@ -70,12 +81,7 @@ def test_layers_arrive_from_the_stages_that_hold_them(sockets, theirs, mine):
         assert arrived.num_computed_tokens == len(TOKENS)
         receiver.check_invariants()
         for held, sender, sequence, _ in senders:
-            for number in set(layers) & set(held):
-                tokens, expected = planes_of(sender, sequence, number - held.start)
-                same, found = planes_of(receiver, arrived, number - layers.start)
-                np.testing.assert_array_equal(tokens, same)
-                for name, array in expected.items():
-                    np.testing.assert_array_equal(found[name], array, err_msg=f"{number} {name}")
+            assert_same_layers(sender, sequence, held, receiver, arrived, layers)
     assert exporter.drain(10)
     for _, sender, *_ in senders:
         sender.check_invariants()
@@ -183,6 +189,54 @@ def test_encoder_outputs_arrive_from_every_stage(sockets):
     assert arrived.num_cross_tokens == 11
     assert arrived.is_cross_written
     receiver.check_invariants()
+
+
+CROSSED = [FULL, FULL, FULL, CrossSpec(4, 8, dtype="float32")]
+HALVES = range(2), range(2, 4)
+
+
+@pytest.mark.parametrize("digest", [None, b"clip"])
+@pytest.mark.parametrize("mine", [(range(4),), HALVES])
+def test_stages_with_and_without_cross_attention_arrive_together(sockets, mine, digest):
+    """A stage without it has the digest of the encoder's input in its namespace."""
+    exporter, importer = sockets
+
+    def options(layers):
+        own = {"namespace": "tenant"} if digest is None else {"namespace": ("tenant", digest)}
+        return {"namespace": "tenant", "cross_digest": digest} if 3 in layers else own
+
+    senders, manifests = [], []
+    for layers in HALVES:
+        cache = stage(layers, CROSSED)
+        sequence = computed(cache, TOKENS, 40, **options(layers), **({"cross_tokens": 11} if 3 in layers else {}))
+        fill(cache, layers.start)
+        senders.append((layers, cache, sequence))
+        manifests.append(export_sequence(cache, sequence, transport=exporter, readers=8, first_layer=layers.start))
+    for layers, order in product(mine, (1, -1)):
+        receiver = stage(layers, CROSSED)
+        options_of = {"transport": importer, "first_layer": layers.start, **options(layers)}
+        arrived = import_sequence(receiver, manifests[::order], **options_of)
+        assert arrived.num_computed_tokens == 40
+        assert (arrived.num_cross_tokens, arrived.is_cross_written) == ((11, True) if 3 in layers else (None, False))
+        for held, sender, sequence in senders:
+            assert_same_layers(sender, sequence, held, receiver, arrived, layers)
+        receiver.remove(arrived)
+        again = import_sequence(receiver, manifests[::order], **options_of)
+        reused = 32 if digest else 0  # the last token arrives with the encoder output, which was removed
+        assert again.num_cached_tokens == (reused if 3 in layers else 40)
+        receiver.check_invariants()
+
+
+@pytest.mark.parametrize("count", [12, None])
+def test_stages_with_other_encoder_tokens_are_of_different_sequences(sockets, count):
+    exporter, importer = sockets
+    model, manifests = [FULL, CROSSED[3]] * 2, []
+    for layers, tokens in zip(HALVES, (11, count), strict=True):
+        cache = stage(layers, model)
+        sequence = cache.add_sequence(TOKENS, cross_tokens=tokens)
+        manifests.append(export_sequence(cache, sequence, transport=exporter, first_layer=layers.start))
+    with pytest.raises(UnsupportedOption, match="different sequences"):
+        import_sequence(make(model), manifests, transport=importer)
 
 
 @pytest.mark.parametrize("first", [-1, 1 << 40])
