@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Listed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -23,8 +23,8 @@ class Share:
         The group of the importer, and that of the exporter.
     layers, their_layers : range
         The layers, numbered within the groups.
-    theirs, mine : range
-        The heads, numbered on the exporter's and on the importer's rank; empty in a group without heads.
+    heads, their_heads : range
+        The heads, numbered on the ranks of the importer and the exporter; empty in a group without heads.
     whole : bool
         The exporter also delivers the planes that have no heads.
     """
@@ -33,8 +33,8 @@ class Share:
     their_group: int
     layers: range
     their_layers: range
-    theirs: range
-    mine: range
+    heads: range
+    their_heads: range
     whole: bool
 
 
@@ -42,14 +42,25 @@ class Share:
 class _Common:
     """Layers of one group of the importer that an exporter has, numbered within the groups of both."""
 
+    exporter: Geometry
+    group: int
     their_group: int
     layers: range
     their_layers: range
 
-    def theirs(self, layers: range) -> range:
-        """Return some of the layers, numbered as the exporter's."""
+    @property
+    def theirs(self) -> GroupShape:
+        """The group of the exporter."""
+        return self.exporter.groups[self.their_group]
+
+    def only(self, layers: range) -> _Common:
+        """Return some of the layers."""
         start = self.their_layers.start + layers.start - self.layers.start
-        return range(start, start + len(layers))
+        return replace(self, layers=layers, their_layers=range(start, start + len(layers)))
+
+    def share(self, heads: range, their_heads: range, whole: bool) -> Share:
+        """Return what the exporter delivers of these layers."""
+        return Share(self.group, self.their_group, self.layers, self.their_layers, heads, their_heads, whole)
 
 
 def match_geometry(mine: Geometry, manifests: Listed[Manifest], num_kv_heads: int | None = None) -> list[list[Share]]:
@@ -61,20 +72,17 @@ def match_geometry(mine: Geometry, manifests: Listed[Manifest], num_kv_heads: in
         Planes that differ in more than the split of layers and heads, layers or heads that no exporter delivers, or a
         combination of block sizes that cannot be served. The message names the difference.
     """
-    geometries = [manifest.geometry for manifest in manifests]
     common = []
-    for theirs in geometries:
-        _check_layers(mine, theirs)
-        common.append(_common_layers(mine, theirs))
-        _check_alike(mine, theirs, common[-1])
+    for manifest in manifests:
+        _check_layers(mine, manifest.geometry)
+        common.append(_common_layers(mine, manifest.geometry))
+        _check_alike(mine, manifest.geometry, common[-1])
     shares: list[list[Share]] = [[] for _ in manifests]
     for group in range(len(mine.groups)):
         held = {i: each[group] for i, each in enumerate(common) if group in each}
         for layers in _segments(mine, group, list(held.values())):
-            holders = [i for i, each in held.items() if layers.start in each.layers]
-            places = [(held[i].their_group, held[i].theirs(layers)) for i in holders]
-            listed = _shares(mine, [geometries[i] for i in holders], group, layers, places, num_kv_heads)
-            for i, share in zip(holders, listed, strict=True):
+            holders = {i: each.only(layers) for i, each in held.items() if layers.start in each.layers}
+            for i, share in zip(holders, _shares(mine, list(holders.values()), num_kv_heads), strict=True):
                 shares[i].append(share)
     return shares
 
@@ -125,7 +133,8 @@ def _common_layers(mine: Geometry, theirs: Geometry) -> dict[int, _Common]:
                 "otherwise; use the same specs on both sides"
             )
         if group >= 0:
-            found[group] = _Common(their_group, range(index, index + count), range(their_index, their_index + count))
+            layers, their_layers = range(index, index + count), range(their_index, their_index + count)
+            found[group] = _Common(theirs, group, their_group, layers, their_layers)
     return found
 
 
@@ -149,9 +158,14 @@ def _segments(mine: Geometry, group: int, held: list[_Common]) -> list[range]:
 def _check_alike(mine: Geometry, theirs: Geometry, common: dict[int, _Common]) -> None:
     """Raise UnsupportedOption unless common layers differ in the split of heads or the block size only."""
     for group, layers in common.items():
-        own, other = mine.groups[group], theirs.groups[layers.their_group]
+        own, other = mine.groups[group], layers.theirs
         _check_planes(f"group {group}", own.planes, other.planes, own.options, other.options)
-        if (own.limits, own.is_cross) != (other.limits, other.is_cross):
+        if own.is_cross != other.is_cross:
+            sides = ("here", "at the exporter") if own.is_cross else ("at the exporter", "here")
+            raise UnsupportedOption(
+                f"group {group} is of cross attention {sides[0]}, and not {sides[1]}; use the same specs on both sides"
+            )
+        if own.limits != other.limits:
             raise UnsupportedOption(
                 f"group {group} has window, chunk, lookahead and sink tokens {other.limits} at the exporter and "
                 f"{own.limits} here; use the same specs on both sides"
@@ -200,48 +214,34 @@ def _check_block_sizes(mine: Geometry, theirs: Geometry, groups: list[int]) -> N
             raise UnsupportedOption(f"group {group} has planes per block and {sizes}; use the same block_size")
 
 
-def _shares(
-    mine: Geometry,
-    theirs: list[Geometry],
-    group: int,
-    layers: range,
-    places: list[tuple[int, range]],
-    num_kv_heads: int | None,
-) -> list[Share]:
+def _shares(mine: Geometry, common: list[_Common], num_kv_heads: int | None) -> list[Share]:
     """Return the heads of some layers that each exporter delivers; every head of the rank comes from one of them."""
-    own = _num_heads(mine.groups[group])
-    if own == 0:
-        return [Share(group, at, layers, listed, range(0), range(0), i == 0) for i, (at, listed) in enumerate(places)]
-    groups = [each.groups[at] for each, (at, _) in zip(theirs, places, strict=True)]
-    others = [_num_heads(each) for each in groups]
-    sizes = [(each.size, heads) for each, heads in zip(theirs, others, strict=True)]
-    total = _model_heads(group, (mine.size, own), sizes, num_kv_heads)
+    group, own = common[0].group, mine.groups[common[0].group]
+    if _num_heads(own) == 0:
+        return [each.share(range(0), range(0), i == 0) for i, each in enumerate(common)]
+    sizes = [(each.exporter.size, _num_heads(each.theirs)) for each in common]
+    total = _model_heads(group, (mine.size, _num_heads(own)), sizes, num_kv_heads)
     wanted = TensorParallel(mine.rank, mine.size).heads(total)
     shares, missing = [], set(wanted)
-    for i, geometry in enumerate(theirs):
-        held = TensorParallel(geometry.rank, geometry.size).heads(total)
+    for i, each in enumerate(common):
+        held = TensorParallel(each.exporter.rank, each.exporter.size).heads(total)
         part = [head for head in held if head in missing]
         missing -= set(part)
-        first = part[0] if part else wanted.start
-        theirs_first = first - held.start if part else 0
-        share = Share(
-            group,
-            places[i][0],
-            layers,
-            places[i][1],
-            range(theirs_first, theirs_first + len(part)),
-            range(first - wanted.start, first - wanted.start + len(part)),
-            i == 0,
-        )
-        _check_factors(group, mine.groups[group], own, share.mine, groups[i], others[i], share.theirs)
+        share = each.share(_numbers(part, wanted), _numbers(part, held), i == 0)
+        _check_factors(share, own, each.theirs)
         shares.append(share)
     if missing:
-        ranks = ", ".join(f"{each.rank} of {each.size}" for each in theirs)
+        ranks = ", ".join(f"{each.exporter.rank} of {each.exporter.size}" for each in common)
         raise UnsupportedOption(
             f"heads {sorted(missing)} of group {group} are not at rank {ranks}; import the manifests of the ranks that "
             "hold them too, as a list"
         )
     return shares
+
+
+def _numbers(heads: list[int], held: range) -> range:
+    """Return consecutive heads of the model as numbered on a rank that holds `held`."""
+    return range(heads[0] - held.start, heads[-1] + 1 - held.start) if heads else range(0)
 
 
 def _num_heads(group: GroupShape) -> int:
@@ -272,17 +272,20 @@ def _model_heads(group: int, mine: tuple[int, int], theirs: list[tuple[int, int]
     return max(possible)
 
 
-def _check_factors(
-    group: int, mine: GroupShape, own: int, my_heads: range, theirs: GroupShape, other: int, their_heads: range
-) -> None:
-    """Raise UnsupportedOption if given scales or label channels of the heads differ."""
+def _check_factors(share: Share, mine: GroupShape, theirs: GroupShape) -> None:
+    """Raise UnsupportedOption if given scales or label channels of the shared heads differ."""
     for name in OPTIONS[1:]:
-        here, there = mine.options.get(name), theirs.options.get(name)
-        if isinstance(here, list) and len(here) == own:
-            here = here[my_heads.start : my_heads.stop]
-        if isinstance(there, list) and len(there) == other:
-            there = there[their_heads.start : their_heads.stop]
+        here, there = _option(mine, name, share.heads), _option(theirs, name, share.their_heads)
         if here != there:
             raise UnsupportedOption(
-                f"{name} of group {group} is {there} at the exporter and {here} here; use the same specs on both sides"
+                f"{name} of group {share.group} is {there} at the exporter and {here} here; use the same specs on both "
+                "sides"
             )
+
+
+def _option(group: GroupShape, name: str, heads: range) -> object:
+    """Return an option of a group, and of a list with an entry for each head those of some heads."""
+    option = group.options.get(name)
+    if isinstance(option, list) and len(option) == _num_heads(group):
+        return option[heads.start : heads.stop]
+    return option

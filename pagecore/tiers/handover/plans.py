@@ -184,7 +184,7 @@ def _request(
     asked, units, lanes, numbers = [], [], [], []
     for share in shares if places.lacks_tokens else []:
         lack = places.lacking[share.group]
-        with_heads = len(share.theirs) > 0
+        with_heads = len(share.their_heads) > 0
         if len(lack.numbers) == 0 or not (with_heads or share.whole):
             continue
         _check_held(manifest, share, lack)
@@ -198,7 +198,7 @@ def _request(
                 lack.firsts,
                 lack.counts,
                 share.layers,
-                share.mine,
+                share.heads,
                 with_heads=with_heads,
                 without_heads=share.whole,
                 head_outer=head_outer,
@@ -234,7 +234,7 @@ def _check_held(manifest: Manifest, share: Share, lack: _Lacking) -> None:
 def _part(lack: _Lacking, share: Share, with_heads: bool, head_outer: bool) -> Part:
     numbers = lack.numbers.astype("<i4").tobytes()
     layers = (share.their_layers.start, len(share.their_layers))
-    heads = (share.theirs.start, len(share.theirs)) if with_heads else (0, 0)
+    heads = (share.their_heads.start, len(share.their_heads)) if with_heads else (0, 0)
     return Part(share.their_group, lack.cut, numbers, *layers, *heads, with_heads, share.whole, head_outer)
 
 

@@ -227,6 +227,13 @@ def test_stages_with_and_without_cross_attention_arrive_together(sockets, mine, 
         receiver.check_invariants()
 
 
+def test_cross_attention_on_one_side_only_is_named(sockets):
+    exporter, importer = sockets
+    manifest = exported(exporter, range(2, 4), [FULL] * 4)[2]
+    with pytest.raises(UnsupportedOption, match="group 1 is of cross attention here, and not at the exporter"):
+        import_sequence(stage(range(2, 4), CROSSED), manifest, transport=importer, first_layer=2)
+
+
 @pytest.mark.parametrize("count", [12, None])
 def test_stages_with_other_encoder_tokens_are_of_different_sequences(sockets, count):
     exporter, importer = sockets
