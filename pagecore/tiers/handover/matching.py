@@ -215,7 +215,10 @@ def _check_block_sizes(mine: Geometry, theirs: Geometry, groups: list[int]) -> N
 
 
 def _shares(mine: Geometry, common: list[_Common], num_kv_heads: int | None) -> list[Share]:
-    """Return the heads of some layers that each exporter delivers; every head of the rank comes from one of them."""
+    """Return the heads of some layers that each exporter delivers: together, all heads of the rank.
+
+    Each delivers one range. It has heads of an earlier exporter only between others that are still missing.
+    """
     group, own = common[0].group, mine.groups[common[0].group]
     if _num_heads(own) == 0:
         return [each.share(range(0), range(0), i == 0) for i, each in enumerate(common)]
@@ -240,7 +243,7 @@ def _shares(mine: Geometry, common: list[_Common], num_kv_heads: int | None) -> 
 
 
 def _numbers(heads: list[int], held: range) -> range:
-    """Return consecutive heads of the model as numbered on a rank that holds `held`."""
+    """Return the range of ascending heads of the model, as numbered on a rank that holds `held`."""
     return range(heads[0] - held.start, heads[-1] + 1 - held.start) if heads else range(0)
 
 

@@ -132,6 +132,20 @@ def test_heads_may_be_split_over_other_ranks(sockets, theirs, mine, layout):
         sender.check_invariants()
 
 
+@pytest.mark.parametrize("ranks", [((1, 4), (0, 1)), ((0, 1), (1, 4)), ((2, 4), (0, 2), (0, 1))])
+def test_exporters_may_be_split_over_other_ranks_among_themselves(sockets, ranks):
+    exporter, importer = sockets
+    specs, tokens, manifests = [AttentionSpec(8, 8, dtype="float32")], list(range(20)), []
+    whole, receiver = make(specs), make(specs)
+    original = content(whole, computed(whole, tokens))
+    for rank in ranks:
+        sender = make(specs, parallel=TensorParallel(*rank))
+        sequence = computed(sender, tokens)
+        write_heads(sender, sequence, original, TensorParallel(*rank).heads(8))
+        manifests.append(export_sequence(sender, sequence, transport=exporter))
+    assert_same(original, content(receiver, import_sequence(receiver, manifests, transport=importer)))
+
+
 def write_heads(cache, sequence, original, heads):
     """Write some heads of another cache's content to the tokens of a sequence."""
     parts = cache._parts
