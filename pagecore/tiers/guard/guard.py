@@ -91,7 +91,7 @@ class Guard:
         Makes a new client after the guard closed the one that lost memory. Without it the memory stays lost.
     read_only : bool
         If True, the guard stores and removes nothing: the entries are those that other processes write. `Tiers` reads
-        such a store, and writes nothing to it. Only a store that verifies deletes what it finds damaged by itself.
+        such a store, and writes nothing to it. A store that finds a damaged entry by itself still deletes it.
     clock : callable
         Monotonic seconds.
 
