@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pagecore.cache import PagedKVCache, SwapSpace
-from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import OutOfBlocks, OutOfRows, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.serving.scheduling.request import Request, RequestError
 from pagecore.serving.scheduling.scheduler import Scheduler
 from pagecore.storage import AttentionSpec, CrossSpec
@@ -144,6 +144,24 @@ def test_outputs_of_swapped_runs_give_their_blocks_to_a_request_that_goes_first(
     first = engine.add(1, [1, 2, 3], 6, cross_tokens=20, priority=1)
     engine.drain()
     assert [run.num_generated for run in (first, swapped)] == [6, 6]
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "lengths", "error"), [((9, 13), [32], OutOfBlocks), ((33, 31), [1] * 6, OutOfRows)]
+)
+def test_swapped_runs_keep_their_tokens_when_something_else_than_outputs_is_short(num_blocks, lengths, error):
+    engine = Transcriber(num_blocks=num_blocks, num_swapped=20)
+    swapped = leave_output_to_a_swapped_run(engine)
+    outside = [engine.cache.add_sequence(np.zeros(length, int), cross_tokens=0) for length in lengths]
+    engine.cache.commit(engine.cache.prepare(outside, lengths))
+    with pytest.raises(error):
+        engine.scheduler.schedule()
+    assert swapped.held.is_swapped
+    assert swapped.held.num_computed_tokens == 4
+    for sequence in outside:
+        engine.cache.remove(sequence)
+    engine.drain()
+    assert swapped.num_generated == 6
 
 
 def test_preempt_all_frees_outputs_of_swapped_runs():

@@ -6,19 +6,22 @@ digests are equal; without a digest they share none, unless they have no encoder
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from pagecore.cache.prefix.retention import retention_options
 from pagecore.errors import UnsupportedOption
 from pagecore.serving.scheduling.request import RequestError
-from pagecore.storage.checks import INT32_MAX
+from pagecore.storage import CrossSpec
+from pagecore.storage.checks import INT32_MAX, ceil_div
 
 if TYPE_CHECKING:
     from pagecore.cache import PagedKVCache
     from pagecore.serving.scheduling.request import Request, Run
 
-__all__ = ["add_options", "batch_tokens", "check_cross", "check_retention", "match_options", "prefix_key"]
+__all__ = ["add_options", "batch_tokens", "check_cross", "check_retention", "lacks_room", "match_options", "prefix_key"]
 
 
 def check_cross(id: object, max_tokens: int | None, num_tokens: int | None) -> None:
@@ -62,6 +65,31 @@ def batch_tokens(cache: PagedKVCache, max_running: int) -> int:
     if most is None:
         return 0
     return min(max_running * most, (max(cache.num_blocks) - 1) * cache.block_size, INT32_MAX)
+
+
+def lacks_room(cache: PagedKVCache, running: Iterable[Run], waiting: Iterable[Run]) -> bool:
+    """Return True if rows or blocks are short for the encoder outputs of runs that are not on the device.
+
+    Room is needed for the outputs of all running runs together, and for that of each run of `waiting` alone.
+    """
+    alone = [[run] for run in _without_output(waiting)]
+    coming = [runs for runs in (_without_output(running), *alone) if runs]
+    if not coming:
+        return False
+    specs = [cache.spec(layer) for layer in range(cache.num_layers)]
+    groups = {cache.group_of(layer) for layer, spec in enumerate(specs) if isinstance(spec, CrossSpec)}
+    blocks = min(np.count_nonzero(cache.block_map(group).holders[1:] == 0) for group in groups)
+    rows = cache.max_sequences - len({sequence.cross_row for sequence in cache.sequences.values()} - {-1})
+    return any(
+        len(runs) > rows or sum(ceil_div(run.request.cross_tokens or 0, cache.block_size) for run in runs) > blocks
+        for runs in coming
+    )
+
+
+def _without_output(runs: Iterable[Run]) -> list[Run]:
+    """Return runs with different encoder outputs that are not on the device, one for each output."""
+    missing = (run for run in runs if run.request.cross_tokens and run.sequence.cross_row < 0)
+    return list({prefix_key(run): run for run in missing}.values())
 
 
 def match_options(request: Request) -> dict[str, Any]:

@@ -138,10 +138,11 @@ class SchedulerRequests(SchedulerView):
         Parameters
         ----------
         swap : bool
-            If True, runs go to the swap space while it has room and continue where they were, except for those that
-            alone hold an encoder output on the device. If False, and for the other runs, their tokens so far become
-            their prompts; the runs that are in the swap space leave it, too. With other weights, also call
-            `PagedKVCache.clear_prefix_cache`, or the prompts find what was computed with the old ones.
+            If True, runs go to the swap space while it has room and continue where they were. Runs leave it, and are
+            computed again, if they were swapped out while another run kept their encoder output on the device, and that
+            run has ended or did not fit the swap space. If False, and for the runs that did not fit, their tokens so
+            far become their prompts; with False the runs that are in the swap space leave it, too. With other weights,
+            also call `PagedKVCache.clear_prefix_cache`, or the prompts find what was computed with the old ones.
 
         Returns
         -------
@@ -161,7 +162,7 @@ class SchedulerRequests(SchedulerView):
         """
         roster = self._settled()
         preempted = self._preempt((*roster.waiting, *roster.running), swap)
-        while roster.release_output():
+        while roster.release_encoder_output():
             pass
         return preempted
 

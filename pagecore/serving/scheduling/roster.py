@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pagecore.serving.scheduling.crossing import lacks_room
 from pagecore.serving.scheduling.future import ratio_after_retraction
 from pagecore.serving.scheduling.request import Run, State
 from pagecore.serving.scheduling.reuse import Reuse
@@ -166,7 +167,12 @@ class Roster(WaitingRuns):
 
         self._journal.run(call, lambda: held.is_swapped or self.found(run) is None, record)
 
-    def release_output(self) -> bool:
+    @property
+    def lacks_encoder_room(self) -> bool:
+        """True if rows or blocks are short for the encoder output of a run that holds a sequence."""
+        return lacks_room(self.cache, self.running, [run for run in self.waiting if run.held is not None])
+
+    def release_encoder_output(self) -> bool:
         """Let swapped runs be computed again, to free an encoder output on the device that only they hold.
 
         Such an output is left when its last run on the device ends. Return False if there is none.
@@ -177,9 +183,12 @@ class Roster(WaitingRuns):
             held = run.held if run.request.cross_tokens else None
             if held is not None and held.is_swapped and held.cross_row >= 0 and held.cross_row not in in_use:
                 left.setdefault(held.cross_row, []).append(run)
-        for run in next(reversed(left.values()), []):
+        if not left:
+            return False
+        # Runs at the front of the queue continue first, so the output whose first run is furthest back goes.
+        for run in list(left.values())[-1]:
             self.unpin(run)
-        return bool(left)
+        return True
 
     def cancel(self, run: Run, successor: Run | None = None) -> None:
         """End a run that has not ended, and remove its sequence; queue `successor`, a new run, in its place."""

@@ -50,7 +50,7 @@ def prepare_step(
             roster.undo_delays()
             if roster.steps:
                 return None
-            if not roster.release_output():
+            if not roster.lacks_encoder_room or not roster.release_encoder_output():
                 raise
 
 
