@@ -104,6 +104,8 @@ def ends_of(scheduler, *requests):
     """Serve requests that arrive together; return where the steps of each prompt end."""
     ends = {scheduler.add(request): [] for request in requests}
     while (step := scheduler.schedule()) is not None:
+        parts = step.runs[step.num_decodes :]
+        assert parts == [run for run in scheduler.running if run.prefilling][: len(parts)]  # no prompt passes another
         for run, count in zip(step.runs, step.counts, strict=True):
             if run.prefilling:
                 ends[run].append(run.sequence.num_computed_tokens + count)
@@ -169,6 +171,28 @@ def test_windows_that_are_short_do_not_cut_a_span():
     with pytest.raises(RequestError, match="span of 83 tokens, which one step must compute; a step computes 82 tokens"):
         scheduler.add(Request(4, prompts[0], 1, spans=[(0, 83, 1), (390, 500, 2)]))
     assert not scheduler.waiting
+
+
+@pytest.mark.parametrize(
+    ("held", "counts"),
+    [
+        (11, [[30, 80], [80, 64]]),
+        (15, [[30, 80], [80]]),
+    ],
+)
+def test_no_prompt_passes_a_span_while_windows_are_short(held, counts):
+    scheduler = wholes([200, 24], [AttentionSpec(1, 8), AttentionSpec(1, 8, window=16)], chunked_prefill_size=80)
+    for number, spans in enumerate([[(30, 110, b"cat")], None]):
+        scheduler.add(Request(number, np.full(150, number), 2, spans=spans))
+    found = []
+    while (step := scheduler.schedule()) is not None:
+        found.append(step.counts)
+        scheduler.commit(step)
+        scheduler.accept(step, np.full(len(step.outputs), 5))
+        if len(found) == 1:
+            other = scheduler.cache.prepare([scheduler.cache.add_sequence(np.full(16 * held, 7))], 16 * held)
+    assert found[:2] == counts
+    scheduler.cache.abandon(other)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -74,15 +74,12 @@ class StepRows:
         self.counts[: self.num_decodes] = [min(count, 1 + most) for count in self.decode_counts]
         self.has_drafts = any(count > 1 for count in self.decode_counts)
 
-    def cut_prompts(self, counts: list[int]) -> bool:
-        """Give each row its count, and drop rows without tokens; return False and change nothing if none would stay."""
+    def cut_prompts(self, counts: list[int]) -> None:
+        """Give each row its count, and drop rows without tokens."""
         kept = [i for i, count in enumerate(counts) if count]
-        if not kept:
-            return False
         self.runs = [self.runs[i] for i in kept]
         self.sequences = [self.sequences[i] for i in kept]
         self.counts = [counts[i] for i in kept]
-        return True
 
     def draft_options(self) -> dict[str, Any]:
         """Return the options of `prepare` that describe the drafts: their ids and trees, where they are known."""

@@ -74,6 +74,23 @@ class PromptParts:
         end = _end_outside(run.request.spans, computed, computed + count, len(run.request.prompt))
         return end - computed if end <= computed + most else 0
 
+    def cut(self, runs: list[Run], budgets: list[int]) -> list[int]:
+        """Return the tokens of the next parts of prompts with a budget each, in order; none passes another.
+
+        The first prompt has all of a span that is longer than its budget. Prompts after one without tokens have none.
+        """
+        counts = [0] * len(runs)
+        for i, (run, budget) in enumerate(zip(runs, budgets, strict=True)):
+            counts[i] = self.count(run, budget if i else max(budget, self._shortest(run)))
+            if not counts[i]:
+                break
+        return counts
+
+    def _shortest(self, run: Run) -> int:
+        """Return the tokens of the shortest part that ends in no span."""
+        computed = run.sequence.num_computed_tokens
+        return _end_outside(run.request.spans or (), computed, computed + 1, len(run.request.prompt)) - computed
+
     def _up_to_checkpoint(self, run: Run, count: int) -> int:
         if not self.checkpoints or count <= self.grid:
             return count

@@ -161,7 +161,7 @@ def _shorten_prompts(cache: PagedKVCache, rows: StepRows, limits: Limits) -> boo
     def cut(most: int) -> list[int]:
         counts = [min(count, most) for count in rows.counts[rows.num_decodes :]]
         if limits.parts.whole_spans:
-            counts = [limits.parts.count(*each) for each in zip(prompts, counts, strict=True)]
+            counts = limits.parts.cut(prompts, counts)
         return rows.decode_counts + counts
 
     fits, too_many = 0, longest
@@ -171,7 +171,11 @@ def _shorten_prompts(cache: PagedKVCache, rows: StepRows, limits: Limits) -> boo
             too_many = middle
         else:
             fits = middle
-    return fits > 0 and rows.cut_prompts(cut(fits))
+    counts = cut(fits)
+    if not any(counts[rows.num_decodes :]) or cache.shortage(rows.sequences, counts):
+        return False
+    rows.cut_prompts(counts)
+    return True
 
 
 def _preempt(roster: Roster, limits: Limits, missing: int) -> None:
