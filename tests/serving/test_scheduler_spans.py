@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, PagedKVCache, ShapeError, UnsupportedDtype, UnsupportedOption
-from pagecore.serving import Request, RequestError, Scheduler
+from pagecore.serving import DraftTree, Request, RequestError, Scheduler
 from pagecore.serving.scheduling.parts import longest_span
 
 PROMPT = [1] * 8 + [9] * 8 + [2] * 8
@@ -193,6 +193,30 @@ def test_no_prompt_passes_a_span_while_windows_are_short(held, counts):
             other = scheduler.cache.prepare([scheduler.cache.add_sequence(np.full(16 * held, 7))], 16 * held)
     assert found[:2] == counts
     scheduler.cache.abandon(other)
+
+
+@pytest.mark.parametrize(
+    ("first", "length", "counts"),
+    [
+        (0, 4, [[4], [1, 60, 20], [4]]),
+        (5, 4, [[4], [4, 5, 8], [1, 55, 12], [4]]),
+        (0, 60, [[60], [4], [4], [4]]),  # four blocks of seven: the request with the span waits for blocks
+    ],
+)
+def test_a_step_has_no_trees_if_their_rows_are_too_short_for_a_span(first, length, counts):
+    scheduler = wholes(8, max_tokens_per_step=512, max_tree_tokens=8)
+    scheduler.add(Request(0, np.zeros(length, np.int32), 50))
+    found = []
+    while len(found) < len(counts):
+        step = scheduler.schedule(DraftTree([-1, -1, 0]))
+        found.append(step.counts)
+        scheduler.commit(step, accepted_path=[[0]] * len(step.outputs) if step.parents else None)
+        scheduler.accept(step, [[5]] * len(step.outputs))
+        scheduler.check_invariants()
+        if len(found) == 1:
+            scheduler.add(Request(1, np.full(60, 1), 1, spans=[(first, first + 50, b"cat")]))
+            scheduler.add(Request(2, np.full(20, 2), 1))
+    assert found == counts
 
 
 @pytest.mark.parametrize("seed", range(6))

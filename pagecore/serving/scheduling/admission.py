@@ -39,6 +39,7 @@ class StepRows:
     num_decodes: int
     drafts: Drafts | None = None
     has_drafts: bool = False
+    trees_delay_span: bool = False  # a prompt waits with a span that only trees leave without room
     options: dict[str, Any] = field(default_factory=dict)  # those of `prepare`, for the drafts
 
     def add(self, run: Run, count: int) -> None:
@@ -113,6 +114,7 @@ def select(roster: Roster, limits: Limits, drafts: Drafts | None = None) -> tupl
             break
         count = limits.parts.count(run, budget)
         if not count:  # a span of it waits for a step with more room, and no other prompt passes it
+            rows.trees_delay_span = limits.parts.trees_delay(run, budget)
             return rows, 0
         rows.add(run, count)
         budget -= count
@@ -243,6 +245,8 @@ class Admission:
                 continue
             count = self._limits.parts.count(run, budget)
             if not count:
+                is_delayed = self._limits.parts.trees_delay(run, budget)
+                self._rows.trees_delay_span = is_delayed and self._fits([*stage, run])
                 self._unpin([run])
                 self._is_closed = True
                 break

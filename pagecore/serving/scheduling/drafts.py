@@ -151,7 +151,7 @@ def fitted_limits(limits: Limits, drafts: Drafts | None, running: Iterable[Run])
         return limits
     return replace(
         limits,
-        parts=replace(limits.parts, chunk=min(limits.parts.chunk, limits.tree_tokens)),
+        parts=replace(limits.parts, tree_tokens=limits.tree_tokens),
         max_drafts=min(limits.max_drafts, limits.tree_tokens - 1),
     )
 

@@ -14,12 +14,13 @@ A part that ends because the step is full ends on the grid of the checkpoints, t
 the chunk after its first token, and after a part that ends elsewhere none of these could be at the end of a block.
 
 Tokens of an image may attend to one another in both directions, which takes all of them in one step. With `whole_spans`
-no part ends inside a span: it ends before the span, or waits for a step with room for all of it.
+no part ends inside a span: it ends before the span, or waits for a step with room for all of it. The rows of a step
+with trees of drafts are short; where a span is longer, a step without drafts computes it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pagecore.errors import UnsupportedOption
@@ -54,25 +55,32 @@ class PromptParts:
         Checkpoints before the end of a prompt, those of branches not counted; 0 for parts that end anywhere.
     whole_spans : bool
         True if no part ends inside a span.
+    tree_tokens : int
+        Tokens of a part at most in a step with trees of drafts; 0 in other steps.
     """
 
     chunk: int
     grid: int = 1
     checkpoints: int = 0
     whole_spans: bool = False
+    tree_tokens: int = 0
 
     def count(self, run: Run, budget: int) -> int:
         """Return the tokens of the next part of a prompt whose run has a sequence, at most `budget`.
 
         0 if the part would end inside a span for which there is no room.
         """
-        most = min(run.num_tokens_left, budget, self.chunk)
+        most = min(run.num_tokens_left, budget, self.tree_tokens or budget, self.chunk)
         count = self._up_to_checkpoint(run, most)
         if not self.whole_spans or run.request.spans is None:
             return count
         computed = run.sequence.num_computed_tokens
         end = _end_outside(run.request.spans, computed, computed + count, len(run.request.prompt))
         return end - computed if end <= computed + most else 0
+
+    def trees_delay(self, run: Run, budget: int) -> bool:
+        """Return True if a prompt without a part in a step with trees would have one in a step without them."""
+        return self.tree_tokens > 0 and replace(self, tree_tokens=0).count(run, budget) > 0
 
     def cut(self, runs: list[Run], budgets: list[int]) -> list[int]:
         """Return the tokens of the next parts of prompts with a budget each, in order; none passes another.

@@ -119,7 +119,8 @@ class Scheduler(SchedulerRequests):
     whole_spans : bool
         If True, no step ends inside a span of a prompt, for models whose images attend in both directions. A part of
         the prompt ends before the span, or waits until decodes and drafts leave room for all of it; no other prompt
-        passes it meanwhile. A prefix that is reused may end inside a span.
+        passes it meanwhile. If only `max_tree_tokens` leaves too little room, the step has no drafts. A prefix that is
+        reused may end inside a span.
     share_prompts : bool
         If True, a request waits one step for the blocks of its prompt that another request computes in this step, and
         then reuses them. Up to `max_running` requests wait in a step, and others pass them.

@@ -44,7 +44,7 @@ def prepare_step(
     """
     while True:
         try:
-            return _decodes_or_all(roster, fitted_limits(limits, drafts, roster.running), drafts, hold_prompts)
+            return _decodes_or_all(roster, limits, drafts, hold_prompts)
         except (OutOfBlocks, OutOfRows):
             roster.settle()
             roster.undo_delays()
@@ -86,7 +86,7 @@ def _prepared_rows(roster: Roster, limits: Limits, drafts: Drafts | None) -> Ste
             break
         else:
             _preempt(roster, limits, cache.shortage(rows.sequences, rows.counts))
-            rows, _ = select(roster, limits, drafts)
+            rows = _rows_of_running(roster, limits, drafts)
     return rows if rows.runs else None
 
 
@@ -96,17 +96,31 @@ def _is_prepared(roster: Roster, rows: StepRows) -> bool:
     return roster.cache.try_prepare(rows.sequences, rows.counts, out=roster.batch, **rows.options) is not None
 
 
+def _rows_of_running(roster: Roster, limits: Limits, drafts: Drafts | None) -> StepRows:
+    """Return the rows of the running runs; without drafts if trees alone leave a span without room."""
+    rows, _ = select(roster, fitted_limits(limits, drafts, roster.running), drafts)
+    return select(roster, limits)[0] if rows.trees_delay_span else rows
+
+
 def _choose_rows(roster: Roster, limits: Limits, drafts: Drafts | None, is_ahead: bool) -> StepRows | None:
-    """Return the rows of running and admitted runs; None if runs would give way to a larger priority while ahead."""
+    """Return the rows of running and admitted runs; None if runs would give way to a larger priority while ahead.
+
+    There are no drafts if trees alone leave a span without room.
+    """
     running = [] if limits.preemption_threshold is None else list(roster.running)
     while True:
         roster.delays = {}
-        rows, budget = select(roster, limits, drafts)
-        if not roster.waiting:
+        fitted = fitted_limits(limits, drafts, roster.running)
+        rows, budget = select(roster, fitted, drafts)
+        admission = Admission(roster, rows, budget, fitted) if roster.waiting else None
+        if admission is not None:
+            admission.admit()
+        if rows.trees_delay_span:
+            roster.undo_delays()
+            return _choose_rows(roster, limits, None, is_ahead)
+        if admission is None:
             return rows
-        admission = Admission(roster, rows, budget, limits)
-        admission.admit()
-        victims = find_victims(running, roster, limits, admission)
+        victims = find_victims(running, roster, fitted, admission)
         if not victims:
             break
         roster.undo_delays()
