@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, PagedKVCache, UnsupportedOption
-from pagecore.serving import Request, Scheduler, State
+from pagecore.serving import DraftTree, Request, Scheduler, State
 
 
 def made(num_blocks=10_000, prefix_cache=True, **options):
@@ -253,6 +253,29 @@ def test_prompts_are_held_back_only_while_others_decode(overlap):
     assert scheduler.schedule(hold_prompts=True) is None
     with pytest.raises(UnsupportedOption, match="hold_prompts"):
         scheduler.schedule(hold_prompts=1)
+
+
+def test_no_decode_gives_way_to_a_priority_while_prompts_are_held_back():
+    scheduler = made(max_tokens_per_step=1, policy="priority", preemption_threshold=0)
+    scheduler.add(asked(0, 1, 9))
+    counts_of(scheduler)
+    scheduler.add(asked(1, 1, 1, priority=1))
+    assert counts_of(scheduler, hold_prompts=True) == {0: 1}
+    assert counts_of(scheduler) == {1: 1}
+    assert scheduler.num_preemptions == 1
+    assert counts_of(scheduler, hold_prompts=True) == {0: 1}  # no run decodes: the first one computes its prompt again
+
+
+@pytest.mark.parametrize(("drafts", "count"), [(3, 4), (DraftTree([-1, -1, 0]), 4), (60, 50)])
+def test_decodes_bring_their_drafts_while_prompts_are_held_back(drafts, count):
+    scheduler = made(max_tokens_per_step=50, max_tree_tokens=8)
+    scheduler.add(asked(0, 4, 99))
+    counts_of(scheduler)
+    scheduler.add(asked(1, 80, 1))
+    step = scheduler.schedule(drafts, hold_prompts=True)
+    assert step.counts == [count]
+    scheduler.abandon(step)
+    assert counts_of(scheduler) == {0: 1, 1: 49}
 
 
 def test_a_prompt_that_was_held_back_goes_on_when_the_last_decode_gives_way():

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pagecore.serving.scheduling.limits import Limits
     from pagecore.serving.scheduling.roster import Roster
 
-__all__ = ["Admission", "StepRows", "select"]
+__all__ = ["Admission", "StepRows", "list_decodes", "select"]
 
 
 @dataclass(slots=True)
@@ -91,25 +91,31 @@ class StepRows:
         return {name: listed + [None] * num_prompts for name, listed in options.items()}
 
 
+def list_decodes(roster: Roster) -> list[Run]:
+    """Return the running runs that decode in the next step.
+
+    A step ahead of the ids of the step before has no row for a run that ends with those ids.
+    """
+    decodes = [run for run in roster.running if not run.prefilling]
+    if not roster.steps:
+        return decodes
+    # The ids of all computed tokens will be known, and one more. `Run.sequence` checks what R2 promises.
+    return [run for run in decodes if run.held.num_computed_tokens + 1 < run.last_length]  # type: ignore[union-attr]
+
+
 def select(roster: Roster, limits: Limits, drafts: Drafts | None = None) -> tuple[StepRows, int]:
     """Return rows for the running runs, and the tokens that the step has left for prompts.
 
-    All decodes come first, with their drafts, then chunks of prompts in order of admission. A step ahead of the ids of
-    the step before has no row for a run that ends with those ids.
+    All decodes come first, with their drafts, then chunks of prompts in order of admission.
     """
-    decodes: list[Run] = []
-    prompts: list[Run] = []
-    for run in roster.running:
-        (prompts if run.prefilling else decodes).append(run)
-    # `Run.sequence` checks what R2 promises for running runs.
-    if roster.steps:
-        # The ids of all computed tokens will be known, and one more.
-        decodes = [run for run in decodes if run.held.num_computed_tokens + 1 < run.last_length]  # type: ignore[union-attr]
+    decodes = list_decodes(roster)
     sequences: list[Sequence] = [run.held for run in decodes]  # type: ignore[misc]
     rows = StepRows(decodes, sequences, [1] * len(decodes), len(decodes))
     num_drafts = 0 if drafts is None else rows.add_drafts(drafts, limits)
     budget = min(limits.budget - len(decodes) - num_drafts, limits.prefill_tokens)
-    for run in prompts:
+    for run in roster.running:
+        if not run.prefilling:
+            continue
         if not budget:
             break
         count = limits.parts.count(run, budget)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from pagecore.errors import OutOfBlocks, OutOfRows
-from pagecore.serving.scheduling.admission import Admission, StepRows, select
+from pagecore.serving.scheduling.admission import Admission, StepRows, list_decodes, select
 from pagecore.serving.scheduling.drafts import fitted_limits
 from pagecore.serving.scheduling.priority import find_victims, freed_blocks
 from pagecore.storage.checks import ceil_div
@@ -56,12 +56,11 @@ def prepare_step(
 
 def _decodes_or_all(roster: Roster, limits: Limits, drafts: Drafts | None, hold_prompts: bool) -> StepRows | None:
     """Return the decodes alone if prompts are held and there are decodes; else what `_prepared_rows` returns."""
-    if hold_prompts:
-        without = replace(limits, prefill_tokens=0, preemption_threshold=None)
-        if select(roster, without)[0].runs:
-            rows = _prepared_rows(roster, without, drafts)
-            if rows is not None or roster.steps:
-                return rows
+    if hold_prompts and list_decodes(roster):
+        decodes_only = replace(limits, prefill_tokens=0, preemption_threshold=None)
+        rows = _prepared_rows(roster, decodes_only, drafts)
+        if rows is not None or roster.steps:
+            return rows
     return _prepared_rows(roster, limits, drafts)
 
 
