@@ -5,7 +5,7 @@ import pytest
 
 from pagecore import AttentionSpec, PagedKVCache, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.serving import DraftTree, Request, RequestError, Scheduler
-from pagecore.serving.scheduling.parts import longest_span
+from pagecore.serving.scheduling.parts import PromptParts, longest_span
 
 PROMPT = [1] * 8 + [9] * 8 + [2] * 8
 CAT, DOG = [(8, 16, b"cat")], [(8, 16, b"dog")]
@@ -146,6 +146,28 @@ def test_a_span_waits_for_a_step_with_room_and_nothing_passes_it():
         scheduler.commit(step)
         scheduler.accept(step, np.full(len(step.outputs), 5))
     assert counts == [[30, 50, 20], [1], [1], [100], [1, 20], [1, 1], [1]]
+
+
+def test_admissions_end_with_a_run_that_has_no_tokens_in_the_step(monkeypatch):
+    counted, count = set(), PromptParts.count
+
+    def count_once(parts, run, budget):
+        """Leave the third run without tokens when it is counted again, as if it had lost its cached prefix since."""
+        is_again = run in counted
+        counted.add(run)
+        return 0 if is_again and run.request.id == 2 and run not in later else count(parts, run, budget)
+
+    monkeypatch.setattr(PromptParts, "count", count_once)
+    scheduler, later = wholes(), set()
+    for number in range(5):
+        scheduler.add(Request(number, np.full(30, number), 2))
+    step = scheduler.schedule()
+    assert [run.request.id for run in step.runs] == [0, 1]
+    assert [run.request.id for run in scheduler.running] == [0, 1, 2]
+    scheduler.commit(step)
+    scheduler.accept(step, [5, 5])
+    later.update(scheduler.running)
+    assert [run.request.id for run in scheduler.schedule().runs] == [0, 1, 2, 3, 4]
 
 
 def test_a_reused_prefix_may_end_inside_a_span():

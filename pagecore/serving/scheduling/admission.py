@@ -320,13 +320,15 @@ class Admission:
         ]
 
     def _admit(self, run: Run) -> None:
-        left = run.num_tokens_left
-        self._needs += self._with_future([run], [left])
         run.came_late = self._queue is not None and self._queue.is_late(run)
         self._roster.admit(run)
         count = self._limits.parts.count(run, self._budget)
         if count:
             self._rows.add(run, count)
+            self._needs += self._with_future([run], [run.num_tokens_left])
+        else:
+            # Prefixes of the stage were pinned again and became shorter: the run has its row in a later step.
+            self._is_closed = True
         self._budget -= count
         self._free_rows -= run.samples
         self._free_states -= run.samples
