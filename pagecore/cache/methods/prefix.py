@@ -223,7 +223,8 @@ class PrefixMethods(PartsOwner):
         tokens : array_like of int
             ``[num_tokens]``; unlike `add_sequence`, the last token may be part of the prefix.
         namespace, spans, max_tokens, cross_digest
-            As for `add_sequence`.
+            As for `add_sequence`. In a cache with cross-attention layers, a call without `cross_digest` pins the prefix
+            of prompts without an encoder's input; a prompt with encoder tokens and without a digest reuses nothing.
 
         Returns
         -------

@@ -297,7 +297,9 @@ class CacheReader(PartsOwner):
         """Return the number of tokens that `add_sequence` would reuse; 0 without a prefix cache.
 
         Nothing is held, and nothing counts as used. What a host tier has counts even where the device lacks the room
-        for it now. Arguments, ShapeError and UnsupportedDtype are those of `add_sequence`.
+        for it now. Arguments, ShapeError and UnsupportedDtype are those of `add_sequence`. In a cache with
+        cross-attention layers, a call without `cross_digest` answers for prompts without an encoder's input; a prompt
+        with encoder tokens and without a digest reuses nothing.
         """
         ids = token_ids(tokens)
         options = retention_options(self.eviction_policy, cross_namespace(namespace, cross_digest), spans)

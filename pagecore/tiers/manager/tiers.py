@@ -164,7 +164,11 @@ class Tiers(CacheObserver):
         max_tokens: int | None = None,
         cross_digest: bytes | int | None = None,
     ) -> int:
-        """Return the tokens of a prefix that the device or the host has; see `PagedKVCache.match_length`."""
+        """Return the tokens of a prefix that the device or the host has; see `PagedKVCache.match_length`.
+
+        In a cache with cross-attention layers, a call without `cross_digest` answers for prompts without an encoder's
+        input.
+        """
         return self.cache.match_length(
             tokens, namespace=namespace, spans=spans, max_tokens=max_tokens, cross_digest=cross_digest
         )

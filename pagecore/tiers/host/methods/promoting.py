@@ -28,7 +28,8 @@ class PromoteMethods(SpillMethods):
     ) -> int:
         """Return the number of tokens that a promotion could bring; nothing is held, and nothing counts as used.
 
-        Arguments and errors are those of `PagedKVCache.match_length`.
+        Arguments and errors are those of `PagedKVCache.match_length`: without `cross_digest`, the number is that of
+        prompts without an encoder's input.
         """
         return self.match_both(
             tokens, namespace=namespace, spans=spans, max_tokens=max_tokens, cross_digest=cross_digest
@@ -71,7 +72,8 @@ class PromoteMethods(SpillMethods):
         Parameters
         ----------
         tokens, namespace, spans, max_tokens, cross_digest
-            As for `PagedKVCache.add_sequence`.
+            As for `PagedKVCache.add_sequence`; without `cross_digest`, the prefix is that of prompts without an
+            encoder's input.
         min_tokens : int
             Fewer tokens than these stay in the host.
 
