@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pagecore.cache import Sequence
-    from pagecore.serving.scheduling.admission import StepRows
+    from pagecore.serving.scheduling.rows import StepRows
     from pagecore.serving.scheduling.step import Step
 
 __all__ = ["find_decodes", "find_drafts", "find_ended", "find_unknown", "list_outputs", "sort_outputs"]

@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from pagecore.errors import OutOfBlocks, OutOfRows
-from pagecore.serving.scheduling.admission import Admission, StepRows, list_decodes, select
+from pagecore.serving.scheduling.admission import Admission
 from pagecore.serving.scheduling.drafts import fitted_limits
 from pagecore.serving.scheduling.priority import find_victims, freed_blocks
+from pagecore.serving.scheduling.rows import StepRows, list_decodes, select
 from pagecore.storage.checks import ceil_div
 
 if TYPE_CHECKING:
