@@ -89,15 +89,16 @@ class PromptParts:
         """
         counts = [0] * len(runs)
         for i, (run, budget) in enumerate(zip(runs, budgets, strict=True)):
-            counts[i] = self.count(run, budget if i else max(budget, self._shortest(run)))
+            counts[i] = self.count(run, budget if i else max(budget, self._span_left(run)))
             if not counts[i]:
                 break
         return counts
 
-    def _shortest(self, run: Run) -> int:
-        """Return the tokens of the shortest part that ends in no span."""
+    def _span_left(self, run: Run) -> int:
+        """Return the tokens of the next part if it begins with a span that it must compute as a whole; else 0."""
         computed = run.sequence.num_computed_tokens
-        return _end_outside(run.request.spans or (), computed, computed + 1, len(run.request.prompt)) - computed
+        left = _end_outside(run.request.spans or (), computed, computed + 1, len(run.request.prompt)) - computed
+        return left if left > 1 else 0
 
     def _up_to_checkpoint(self, run: Run, count: int) -> int:
         if not self.checkpoints or count <= self.grid:
