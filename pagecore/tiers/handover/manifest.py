@@ -202,7 +202,7 @@ class Manifest:
         packed = data[_HEADER.size + _SUM.size :]
         if data[_HEADER.size : _HEADER.size + _SUM.size] != _SUM.pack(zlib.crc32(packed)):
             raise ShapeError(
-                f"the manifest of {len(data)} bytes cannot be read: its sum differs, so that it was cut short or "
+                f"the manifest of {len(data)} bytes cannot be read: its checksum differs, so that it was cut short or "
                 "changed on the way; pass the bytes of Manifest.encode again"
             )
         manifest = unpack(cls, packed, "manifest")
