@@ -1,5 +1,7 @@
 """Requests with images and with priorities of their blocks: the scheduler passes both to the cache."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -215,6 +217,15 @@ def test_no_prompt_passes_a_span_while_windows_are_short(held, counts):
             other = scheduler.cache.prepare([scheduler.cache.add_sequence(np.full(16 * held, 7))], 16 * held)
     assert found[:2] == counts
     scheduler.cache.abandon(other)
+
+
+def test_prompts_after_one_whose_span_waits_have_no_part():
+    def prompt(spans):
+        request = SimpleNamespace(spans=spans, prompt=range(60))
+        return SimpleNamespace(num_tokens_left=60, request=request, sequence=SimpleNamespace(num_computed_tokens=0))
+
+    prompts = [prompt(None), prompt([(0, 50, b"cat")]), prompt(None)]
+    assert PromptParts(100, whole_spans=True).cut(prompts, [20, 20, 20]) == [20, 0, 0]
 
 
 @pytest.mark.parametrize(
