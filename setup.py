@@ -26,8 +26,8 @@ WARNINGS = ["-Wall", "-Wextra", "-Wno-psabi"]
 # No debug information in what ships: it is six sevenths of the bytes. PAGECORE_CXXFLAGS=-g brings it back.
 CXX = ["-O3", "-g0", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", *WARNINGS]
 CXX += os.environ.get("PAGECORE_CXXFLAGS", "").split()
-# Generated C++ is not ours to warn about. It calls the libraries, which hold the loops: with -O1 it takes a third longer
-# to compile, and a step takes as long.
+# Generated C++ is not ours to warn about. It calls the libraries, which hold the loops: with -O1 it takes a third
+# longer to compile, and a step takes as long.
 GENERATED = ["-Og", "-w"]
 # Headers of the standard library, compiled once for each kind of source; a compiler that cannot use the compiled header
 # includes this one.
