@@ -15,7 +15,7 @@ ifneq ($(word 2,$(MAKECMDGOALS)),)
 .NOTPARALLEL:
 endif
 
-NATIVE := $(shell find pagecore cuda_src third_party \( -name '*.pyx' -o -name '*.pxd' -o -name '*.hpp' -o -name '*.cpp' -o -name '*.h' \))
+NATIVE := $(shell find pagecore cuda_src third_party \( -name '*.pyx' -o -name '*.px[di]' -o -name '*.hpp' -o -name '*.cpp' -o -name '*.h' \))
 REQUIRES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")
 # Python compiles modules at their first import: of the dependencies, most are never imported.
 PIP_INSTALL = $(BIN)/python -m pip install $(QUIET) --no-compile
@@ -73,7 +73,8 @@ kernels: $(VENV)/.test $(VENV)/.cuda13 build
 	$(BIN)/python -m tests.ops.cuda.usage_record
 
 # The linters run at the same time, the longest first. stubtest imports the native modules and compares them with their
-# stubs; that of interop needs JAX, which may be missing. cython-lint would start pycodestyle once for each file.
+# stubs; that of interop needs JAX, which may be missing. cython-lint would start pycodestyle once for each file, and
+# checks the parts of modules (.pxi) only under the name of a module.
 STUBTEST := --concise --mypy-config-file pyproject.toml --allowlist tests/stubtest_allowlist.txt \
             --ignore-disjoint-bases --ignore-positional-only
 NOT_FOR_CYTHON := E121,E123,E126,E133,E203,E211,E225,E226,E227,E241,E242,E251,E271,E272,E275,E4,E704,E9,W5
@@ -87,7 +88,10 @@ lint-stubtest:
 	$(BIN)/stubtest $(STUBTEST) $$(git ls-files 'pagecore/*.pyi' ':!pagecore/interop' | sed 's/\.pyi$$//; s,/,.,g')
 lint-cython:
 	$(BIN)/cython-lint --no-pycodestyle pagecore
-	$(BIN)/pycodestyle --max-line-length 120 --ignore $(NOT_FOR_CYTHON) $$(git ls-files 'pagecore/*.pyx' 'pagecore/*.pxd')
+	rm -rf build/parts
+	for part in $$(git ls-files 'pagecore/*.pxi'); do install -D -m 644 $$part build/parts/$${part%.pxi}.pyx; done
+	$(BIN)/cython-lint --no-pycodestyle $$(find build/parts -name '*.pyx')
+	$(BIN)/pycodestyle --max-line-length 120 --ignore $(NOT_FOR_CYTHON) $$(git ls-files 'pagecore/*.pyx' 'pagecore/*.px[di]')
 lint-ruff:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

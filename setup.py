@@ -1,4 +1,8 @@
-"""The native parts of pagecore: one static library for each folder of C++, one extension for each ``_name.pyx``."""
+"""The native parts of pagecore: one static library for each folder of C++, one extension for each ``_name.pyx``.
+
+A ``_name.pyx`` includes the other Cython sources of its folder, ``.pxi`` files: a module of its own for each would take
+three times as long to compile.
+"""
 
 import itertools
 import os

@@ -55,7 +55,7 @@ def import_statements(path):
 
 
 def imported_modules(path):
-    if path.suffix in {".pyx", ".pxd"}:
+    if path.suffix != ".py":
         lines = path.read_text().splitlines()
         found = [re.match(r"\s*(?:from\s+([\w.]+)\s+c?import|c?import\s+([\w.]+))", line) for line in lines]
         return {match[1] or match[2] for match in found if match}
@@ -65,9 +65,16 @@ def imported_modules(path):
     }
 
 
-SOURCES = sorted(
-    path for path in (ROOT / "pagecore").rglob("*.p*") if path.suffix in {".py", ".pyx", ".pxd"} and path.stat().st_size
-)
+SUFFIXES = {".py", ".pyx", ".pxd", ".pxi"}
+SOURCES = sorted(path for path in (ROOT / "pagecore").rglob("*.p*") if path.suffix in SUFFIXES and path.stat().st_size)
+
+
+def parts_of(path):
+    """Return the files that a module includes."""
+    return [path.with_name(name) for name in re.findall(r'^include "(.+)"$', path.read_text(), re.MULTILINE)]
+
+
+MODULE_OF = {part: path for path in SOURCES if path.suffix == ".pyx" for part in parts_of(path)}
 
 
 @pytest.mark.parametrize("room", sorted({room_of(path) for path in SOURCES} - {"__init__"}))
@@ -80,8 +87,8 @@ def test_imports_run_one_way(room):
 
 @functools.cache
 def name_of(path):
-    """Return the module that a file declares or defines; a package has the name of its folder."""
-    parts = path.relative_to(ROOT).with_suffix("").parts
+    """Return the module that a file declares, defines or is a part of; a package has the name of its folder."""
+    parts = MODULE_OF.get(path, path).relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -135,7 +142,7 @@ def circles(graph):
 
 @pytest.mark.slow
 def test_imports_form_no_circles():
-    assert {path.suffix for path in SOURCES} == {".py", ".pyx", ".pxd"}
+    assert {path.suffix for path in SOURCES} == SUFFIXES
     graph = {module: set() for module in MODULES}
     for path in SOURCES:
         graph[name_of(path)] |= explicit_imports(path)
@@ -257,7 +264,7 @@ BACKENDS = sorted(
     path
     for backend in ("cpu", "cuda")
     for path in (ROOT / "pagecore/ops" / backend).rglob("*")
-    if path.suffix in {".py", ".pyi", ".pyx", ".pxd", ".hpp", ".cpp"}
+    if path.suffix in SUFFIXES | {".pyi", ".hpp", ".cpp"}
 )
 
 
@@ -285,7 +292,7 @@ def test_setup_knows_the_rooms_whose_headers_an_extension_is_compiled_from():
     rooms = {"native": ()} | ast.literal_eval(below)
     reached = {room: {room, "native", *others} for room, others in rooms.items()}
     for path in SOURCES:
-        if path.suffix in {".pyx", ".pxd"}:
+        if path.suffix != ".py":
             for used in re.findall(r"^from pagecore\.(\w+)\S* cimport", path.read_text(), re.MULTILINE):
                 assert reached[used] <= reached[room_of(path)], path
 
@@ -293,11 +300,11 @@ def test_setup_knows_the_rooms_whose_headers_an_extension_is_compiled_from():
 # A message from one source of each library; every extension that links the library contains it.
 MESSAGES = {
     b"it is the null block, which has no references": "pagecore.index.pools._block_pool",
-    b" was freed by another holder of the pool": "pagecore.index.tables._block_tables_core",
-    b" cannot be freed: it neither starts block ": "pagecore.index.slots._slot_methods",
-    b" does not fit a table of int32": "pagecore.index.slots._request_table",
-    b" is not in use in the state table; use a row": "pagecore.index.states._state_table_core",
-    b" is in the tree already, at another place": "pagecore.index.radix._radix_core",
+    b" was freed by another holder of the pool": "pagecore.index.tables._tables",
+    b" cannot be freed: it neither starts block ": "pagecore.index.slots._slots",
+    b" does not fit a table of int32": "pagecore.index.slots._slots",
+    b" is not in use in the state table; use a row": "pagecore.index.states._states",
+    b" is in the tree already, at another place": "pagecore.index.radix._radix",
     b" is not available on this machine or in this build; available: ": "pagecore.ops.cpu._cpu",
     b"; number the batches": "pagecore.tiers.disk._io",
 }
@@ -332,7 +339,7 @@ PROSE = [
     if re.match(
         r"(pagecore|cuda_src|bench|docs|examples|tests)/|(README|CHANGELOG|CONTRIBUTING|SECURITY)\.md$|setup\.py", name
     )
-    and re.search(r"\.(py|pyi|pyx|pxd|hpp|cpp|h|cu|cuh|md)$", name)
+    and re.search(r"\.(py|pyi|pyx|pxd|pxi|hpp|cpp|h|cu|cuh|md)$", name)
     and name != "tests/prose.py"
 ]
 FOLDERS = {str(path.parent.relative_to(ROOT)): [] for path in sorted(PROSE)}

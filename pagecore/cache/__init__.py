@@ -5,10 +5,10 @@ from pagecore.cache.embeddings import EmbeddingCache
 from pagecore.cache.inspect.block_map import BlockMap
 from pagecore.cache.inspect.stats import CacheStats
 from pagecore.cache.layers.inputs import BatchGroup
-from pagecore.cache.lifecycle._pin import PrefixPin
+from pagecore.cache.lifecycle._lifecycle import PrefixPin
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.protocol import KVCache
-from pagecore.cache.sequences._sequence import Sequence
+from pagecore.cache.sequences._sequences import Sequence
 from pagecore.cache.static.static import StaticKVCache
 from pagecore.cache.step.batch import Batch, CrossArrays
 from pagecore.cache.swap.space import SwapSpace

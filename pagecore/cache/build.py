@@ -25,7 +25,7 @@ from pagecore.cache.memory.saver import checked_saver
 from pagecore.cache.memory.states import size_states, state_layers
 from pagecore.cache.memory.store import Store
 from pagecore.cache.parts import CacheParts, CrossParts
-from pagecore.cache.sequences._cross_contents import CrossContents
+from pagecore.cache.sequences._sequences import CrossContents
 from pagecore.cache.staging.tables import Staging
 from pagecore.cache.state._state import CacheState
 from pagecore.index import BlockPool, BlockTables

@@ -21,7 +21,7 @@ from pagecore.cache.methods.saver import SaverMethods
 from pagecore.cache.methods.step import StepMethods
 from pagecore.cache.methods.swap import SwapMethods
 from pagecore.cache.prefix.retention import Priority, Spans, checked_rank, retention_options, reusable
-from pagecore.cache.sequences._sequence import Sequence, token_ids
+from pagecore.cache.sequences._sequences import Sequence, token_ids
 from pagecore.storage import KVLayout, TensorParallel
 from pagecore.storage.checks import require_int
 from pagecore.storage.memory.budgets import Memory

@@ -13,8 +13,8 @@ from pagecore.arrays import Tensor, as_tensor
 from pagecore.cache.layers.groups import Group, Layer, layer_number
 from pagecore.cache.layers.operations import LayerOps
 from pagecore.cache.memory.store import Store
-from pagecore.cache.prefix._cache import PrefixCache
-from pagecore.cache.sequences._cross_contents import CrossContents
+from pagecore.cache.prefix._prefix import PrefixCache
+from pagecore.cache.sequences._sequences import CrossContents
 from pagecore.cache.staging.tables import Staging
 from pagecore.cache.state._state import CacheState
 from pagecore.errors import UnsupportedOption

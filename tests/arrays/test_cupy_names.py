@@ -61,9 +61,10 @@ def names_in(text, held):
 def uses():
     """Return the dotted names below CuPy, each with the files that use it."""
     found = {}
-    for path in sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py*")):
-        name, text = path.relative_to(ROOT).as_posix(), path.read_text() if path.suffix in (".py", ".pyx") else ""
-        if path.suffix == ".pyx":  # Cython, which `ast` cannot parse
+    sources = {path for folder in FOLDERS for path in (ROOT / folder).rglob("*.p*")}
+    for path in sorted(path for path in sources if path.suffix in {".py", ".pyx", ".pxi"}):
+        name, text = path.relative_to(ROOT).as_posix(), path.read_text()
+        if path.suffix != ".py":  # Cython, which `ast` cannot parse
             names = set(re.findall(r"(?<![\w.`\"])cupy\.([a-z]\w*(?:\.\w+)*)", re.sub(r'"""[^"]*"""', "", text)))
         else:
             names = names_in(text, HELD.get(name, {})) if name in HELD or "cupy" in text else set()

@@ -11,7 +11,7 @@ import pytest
 import pagecore
 from pagecore.arrays.cuda.current import use_runtime
 from pagecore.arrays.dtypes.dtype import DType
-from pagecore.arrays.exchange._import import work_stream
+from pagecore.arrays.exchange._exchange import work_stream
 from pagecore.arrays.tensors.results import finished_result, lasts_for_graphs, new_result
 from pagecore.arrays.tensors.streams import await_producer, note_work, stream_handle
 from pagecore.errors import DeviceError, NotEnoughMemory, UnsupportedOption

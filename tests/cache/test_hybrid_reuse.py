@@ -3,7 +3,7 @@
 import pytest
 
 from pagecore import StateSpec
-from pagecore.cache.prefix._inspect import cached_states
+from pagecore.cache.prefix._prefix import cached_states
 from tests.cache.hybrids import PLANE, compute, make, table, temporal
 from tests.reference.state_table import checkpoint_length
 

@@ -14,7 +14,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from pagecore import AttentionSpec, UnsupportedOption
 from pagecore.cache import SwapSpace
-from pagecore.cache.prefix._inspect import cached_blocks
+from pagecore.cache.prefix._prefix import cached_blocks
 from tests.cache.tree_rules import TreeRules, segments
 from tests.faults import is_full
 from tests.reference.dense import dense_attention, limits_of

@@ -250,7 +250,7 @@ def test_blocks_that_a_failed_swap_in_half_filled_are_zeroed_for_every_namespace
 
     cache.clear_prefix_cache()
     with monkeypatch.context() as broken:
-        broken.setattr("pagecore.cache.swap._transfer.transfer_blocks", half_moved)
+        broken.setattr("pagecore.cache.swap._swap.transfer_blocks", half_moved)
         with pytest.raises(NotEnoughMemory, match="half-way"):
             cache.swap_in(second)
     assert second.is_swapped

@@ -10,7 +10,7 @@ from pagecore import (
     OutOfRows,
 )
 from pagecore.cache import SwapSpace
-from pagecore.cache.swap import _transfer
+from pagecore.cache.swap import _swap
 from tests.cache.caches import SPEC, WINDOWED, advance, make, normal
 from tests.cache.swaps import content, fill
 
@@ -74,7 +74,7 @@ def test_a_copy_that_fails_changes_nothing(monkeypatch, failing):
     space = SwapSpace(cache, num_blocks=9)
     sequences = [cache.add_sequence(range(8)) for _ in range(2)]
     fill(cache, sequences, 8)
-    transfer, calls = _transfer.transfer_blocks, itertools.count(1)
+    transfer, calls = _swap.transfer_blocks, itertools.count(1)
 
     def fail(*arguments, **options):
         if next(calls) == failing:
@@ -86,7 +86,7 @@ def test_a_copy_that_fails_changes_nothing(monkeypatch, failing):
         calls = itertools.count(1)
         before = (cache.stats(), space.num_used_blocks)
         with monkeypatch.context() as patched:
-            patched.setattr(_transfer, "transfer_blocks", fail)
+            patched.setattr(_swap, "transfer_blocks", fail)
             with pytest.raises(MemoryError, match="planted"):
                 call()
         assert (cache.stats(), space.num_used_blocks) == before

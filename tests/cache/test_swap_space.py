@@ -13,7 +13,7 @@ from pagecore import (
     UnsupportedOption,
 )
 from pagecore.cache import PagedKVCache, SwapSpace
-from pagecore.cache.state._stored import hold
+from pagecore.cache.state._state import hold
 from pagecore.index import BlockPool
 from tests.cache.caches import SPEC, WINDOWED, advance, make
 from tests.cache.swaps import Labelled, content, fill, poison

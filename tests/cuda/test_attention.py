@@ -13,7 +13,7 @@ from pagecore.arrays import strided
 from pagecore.arrays.tensors import results
 from pagecore.errors import DeviceError, NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.ops import AttentionPlan, paged_attention, plan_attention
-from pagecore.ops.cuda.schedule._device_plan import plan_lengths, plan_shape
+from pagecore.ops.cuda.schedule._schedule import plan_lengths, plan_shape
 from tests.cuda.attention_cases import BF16, F16, INDICES, MIXED, OPTIONS, SINKS, DeviceCase, check, compare
 from tests.cuda.matrix import cases
 from tests.ops.cases import LAYOUTS, Shape, assert_lse_close, assert_output_close, make_case, random_mask

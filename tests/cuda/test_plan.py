@@ -16,7 +16,7 @@ from pagecore.arrays.cuda import pinned
 from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
 from pagecore.ops import AttentionPlan, plan_attention
 from pagecore.ops.cuda.plan._plan import items_in
-from pagecore.ops.cuda.schedule._device_plan import plan_on_device
+from pagecore.ops.cuda.schedule._schedule import plan_on_device
 from tests.cuda.kit import Kit
 from tests.ops.test_plan import attended, batches
 

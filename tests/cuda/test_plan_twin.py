@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pagecore.ops import plan_attention
 from pagecore.ops.cuda.plan._plan import items_in
-from pagecore.ops.cuda.schedule._device_plan import plan_on_device
+from pagecore.ops.cuda.schedule._schedule import plan_on_device
 from tests.cuda.kit import Kit
 from tests.ops.test_plan import batches
 from tests.reference import cuda_plan as reference

@@ -15,7 +15,7 @@ import pagecore
 from pagecore.arrays import strided
 from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.ops import AttentionPlan, paged_attention
-from pagecore.ops.cuda.schedule._device_plan import plan_lengths, plan_shape
+from pagecore.ops.cuda.schedule._schedule import plan_lengths, plan_shape
 from tests.cuda.attention_cases import BF16, LIMITS, DeviceCase, compare
 from tests.ops.cases import Shape, make_case
 from tests.thinning import interleaved

@@ -11,7 +11,7 @@ import pytest
 from pagecore import AttentionSpec, PagedKVCache
 from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
 from pagecore.ops import move_slots, paged_attention, tree_mask
-from pagecore.ops.cuda.schedule._device_plan import plan_lengths, plan_shape
+from pagecore.ops.cuda.schedule._schedule import plan_lengths, plan_shape
 from tests.cache.tree_model import DIM, HEADS, KV_HEADS, check_step, key_of, query_of, value_of
 from tests.cuda.attention_cases import BF16, F16, SINKS, DeviceCase, check, compare
 from tests.cuda.kit import Kit

@@ -8,12 +8,9 @@ import pytest
 
 import pagecore.index._integers as integers
 import pagecore.index._native_view as native_view
-import pagecore.index.radix._namespace_key as namespace_key
-import pagecore.index.radix._radix_core as core
-import pagecore.index.radix._radix_query as query
-import pagecore.index.radix._radix_values as values
-import pagecore.index.states._state_buffers as state_buffers
-import pagecore.index.tables._step_buffers as step_buffers
+import pagecore.index.radix._radix as radix
+import pagecore.index.states._states as states
+import pagecore.index.tables._tables as tables
 from pagecore.index import (
     BlockPool,
     BlockTables,
@@ -28,13 +25,13 @@ from pagecore.index import (
 
 SEALED = [
     Receipt,
-    core.Receipt,
-    query.Prefix,
-    query.Insertion,
+    radix.Receipt,
+    radix.Prefix,
+    radix.Insertion,
     native_view.NativeMemory,
-    step_buffers.StepMemory,
-    state_buffers.StateMemory,
-    namespace_key.Interned,
+    tables.StepMemory,
+    states.StateMemory,
+    radix.Interned,
 ]
 
 
@@ -46,7 +43,7 @@ def test_handles_cannot_be_made_by_hand(kind):
             make()
 
 
-@pytest.mark.parametrize("kind", [values.Match, values.Inserted, values.Evicted, integers.Integers, integers.Slots])
+@pytest.mark.parametrize("kind", [radix.Match, radix.Inserted, radix.Evicted, integers.Integers, integers.Slots])
 def test_results_made_by_hand_are_empty(kind):
     made = kind()
     for name in dir(made):

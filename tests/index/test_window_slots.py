@@ -8,7 +8,7 @@ import pytest
 
 from pagecore.errors import DoubleFree, InvalidBlock, OutOfBlocks, ShapeError, UnsupportedOption
 from pagecore.index import BlockPool, SlotAllocator, WindowSlotAllocator
-from pagecore.index.slots._slot_methods import SlotMethods
+from pagecore.index.slots._slots import SlotMethods
 
 
 def make(full=9, window=5, block_size=4, **options):

@@ -7,7 +7,7 @@ import pytest
 
 from pagecore import ops
 from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
-from pagecore.ops.cuda.schedule._device_plan import plan_shape
+from pagecore.ops.cuda.schedule._schedule import plan_shape
 from tests.interop.steps import BLOCK, DIM, HEADS, KV_HEADS, make_step, torch
 
 import pagecore.interop.torch as interop  # isort: skip  # after steps, which skips where torch is missing

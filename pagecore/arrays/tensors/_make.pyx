@@ -3,8 +3,7 @@
 from libc.stdint cimport int64_t, uintptr_t
 
 from pagecore.arrays.dtypes.codes cimport CUDA
-from pagecore.arrays.exchange._export cimport export_versioned
-from pagecore.arrays.exchange._import cimport Exchange, exchange_of
+from pagecore.arrays.exchange._exchange cimport Exchange, exchange_of, export_versioned
 from pagecore.arrays.exchange.dlpack cimport make_array
 from pagecore.arrays.tensors._tensor cimport Tensor, as_tensor, contiguous, new_tensor, size_of, tensor_of
 from pagecore.arrays.views._shapes cimport read_integers

@@ -18,9 +18,17 @@ from libc.stdint cimport int64_t, uintptr_t
 from libc.string cimport memcpy
 
 from pagecore.arrays.dtypes.codes cimport CPU, CUDA, kDTypes
-from pagecore.arrays.exchange._buffer cimport Span, import_buffer, span_of
-from pagecore.arrays.exchange._export cimport export_capsule
-from pagecore.arrays.exchange._import cimport Exchange, exchange_of, import_capsule, import_exchange, import_producer
+from pagecore.arrays.exchange._exchange cimport (
+    Exchange,
+    Span,
+    exchange_of,
+    export_capsule,
+    import_buffer,
+    import_capsule,
+    import_exchange,
+    import_producer,
+    span_of,
+)
 from pagecore.arrays.tensors._memory cimport Allocation, allocate
 from pagecore.arrays.views._shapes cimport apply_axes, apply_index, apply_shape, read_integers
 from pagecore.arrays.views.array_view cimport (

@@ -7,7 +7,7 @@ from typing import Any
 
 from pagecore.arrays import cuda
 from pagecore.arrays.cuda.device_memory import DEFAULT_STREAM, LEGACY_STREAM, DeviceMemory
-from pagecore.arrays.exchange._import import work_stream
+from pagecore.arrays.exchange._exchange import work_stream
 from pagecore.arrays.exchange.frameworks import is_instance
 from pagecore.arrays.tensors._tensor import Tensor
 from pagecore.errors import DeviceError, UnsupportedOption, shown

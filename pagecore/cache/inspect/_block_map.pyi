@@ -1,7 +1,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.cache.sequences._sequence import Sequence
+from pagecore.cache.sequences._sequences import Sequence
 from pagecore.index import BlockPool
 
 def mark_blocks(

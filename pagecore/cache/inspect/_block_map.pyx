@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int32_t
 
-from pagecore.cache.sequences._sequence cimport Sequence
+from pagecore.cache.sequences._sequences cimport Sequence
 from pagecore.index.pools._block_pool cimport BlockPool
 
 

@@ -9,8 +9,8 @@ from itertools import accumulate
 import numpy as np
 
 from pagecore.cache.parts import PartsOwner, parts_of
-from pagecore.cache.prefix._watched import Durations, watched_pool
-from pagecore.cache.state._lock import Held
+from pagecore.cache.prefix._prefix import Durations, watched_pool
+from pagecore.cache.state._state import Held
 from pagecore.errors import UnsupportedOption
 from pagecore.storage.checks import as_float, require_int
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.cache.inspect._block_map import mark_blocks
-from pagecore.cache.sequences._sequence import Sequence
+from pagecore.cache.sequences._sequences import Sequence
 from pagecore.index import BlockTables
 from pagecore.storage.checks import ceil_div
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pagecore.cache.inspect._block_map import count_wasted
 from pagecore.cache.inspect.stats import CacheStats
 from pagecore.cache.parts import CacheParts
-from pagecore.cache.prefix._evict import evictable
-from pagecore.cache.prefix._inspect import prefix_figures
-from pagecore.cache.sequences._sequence import Sequence
+from pagecore.cache.prefix._prefix import evictable, prefix_figures
+from pagecore.cache.sequences._sequences import Sequence
 from pagecore.index import StateTable
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.cache.sequences._sequence import Sequence
+from pagecore.cache.sequences._sequences import Sequence
 from pagecore.errors import InvalidSequence, PagecoreError
 from pagecore.index import StateTable
 

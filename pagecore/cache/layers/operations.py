@@ -17,7 +17,7 @@ from pagecore.cache.layers.inputs import BatchGroup, StepInputs
 from pagecore.cache.layers.selection import num_listed, padded_selection
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.ops import AttentionPlan, latent_attention, paged_attention, write_kv, write_latent
-from pagecore.ops.arguments._checks import float_array
+from pagecore.ops.arguments._arguments import float_array
 from pagecore.storage import AttentionSpec, CrossSpec, KVPool, LatentSpec, Spec
 from pagecore.storage.specs.attended import attended_keys
 from pagecore.storage.specs.spec import format_of, stores_key_and_value

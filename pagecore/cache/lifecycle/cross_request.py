@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from typing import SupportsIndex
 
 from pagecore.cache.parts import CacheParts
-from pagecore.cache.sequences._cross_contents import content_key
+from pagecore.cache.sequences._sequences import content_key
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage.checks import require_int
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pagecore.arrays import Tensor
 from pagecore.cache.parts import CacheParts
 from pagecore.errors import UnsupportedOption
-from pagecore.ops.moves._slot_moves import SlotMoves
+from pagecore.ops.moves._moves import SlotMoves
 from pagecore.storage import AttentionSpec, KVPool
 
 BOUNDS = ("key_min", "key_max")

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pagecore.cache.lifecycle._compact import compact
+from pagecore.cache.lifecycle._lifecycle import compact
 from pagecore.cache.lifecycle.slot_moves import slot_moves
 from pagecore.cache.parts import PartsOwner
-from pagecore.cache.sequences._sequence import Sequence
+from pagecore.cache.sequences._sequences import Sequence
 from pagecore.errors import ShapeError
 
 

@@ -9,11 +9,11 @@ from numpy.typing import ArrayLike
 
 from pagecore.cache import lifecycle
 from pagecore.cache.layers.groups import group_number
-from pagecore.cache.lifecycle._pin import PrefixPin
+from pagecore.cache.lifecycle._lifecycle import PrefixPin
 from pagecore.cache.lifecycle.cross_request import cross_namespace
 from pagecore.cache.parts import PartsOwner
 from pagecore.cache.prefix.retention import Spans, retention_options
-from pagecore.cache.sequences._sequence import Sequence, token_ids
+from pagecore.cache.sequences._sequences import Sequence, token_ids
 from pagecore.errors import InvalidBlock, UnsupportedOption
 from pagecore.storage.checks import as_tuple, member, require_int
 

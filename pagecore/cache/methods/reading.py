@@ -19,12 +19,12 @@ from pagecore.cache.layers.groups import group_number
 from pagecore.cache.lifecycle.cross_request import cross_namespace
 from pagecore.cache.memory.demand import block_limit, longest_sequence, longest_step
 from pagecore.cache.parts import CacheParts, PartsOwner
-from pagecore.cache.prefix._inspect import cached_blocks, cached_length, cached_states, check_prefixes
+from pagecore.cache.prefix._prefix import cached_blocks, cached_length, cached_states, check_prefixes
 from pagecore.cache.prefix.retention import Spans, retention_options, reusable
-from pagecore.cache.sequences._sequence import Sequence, as_list, token_ids
-from pagecore.cache.state._lock import Held
+from pagecore.cache.sequences._sequences import Sequence, as_list, token_ids
+from pagecore.cache.state._state import Held
 from pagecore.cache.state.sequences import Sequences
-from pagecore.cache.step._plan import shortage
+from pagecore.cache.step._step import shortage
 from pagecore.cache.swap.shortage import shortage_with_swapped
 from pagecore.errors import InvalidSequence, UnsupportedOption
 from pagecore.index import StateTable

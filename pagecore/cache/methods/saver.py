@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pagecore.cache import lifecycle
 from pagecore.cache.memory.saver import MemorySaver
 from pagecore.cache.parts import CacheParts, PartsOwner
-from pagecore.cache.prefix._evict import unused_states
-from pagecore.cache.state._lock import Held
+from pagecore.cache.prefix._prefix import unused_states
+from pagecore.cache.state._state import Held
 from pagecore.errors import UnsupportedOption
 from pagecore.storage.checks import shown
 

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from pagecore.cache.lifecycle.slot_moves import slot_moves
 from pagecore.cache.parts import PartsOwner
-from pagecore.cache.sequences._sequence import Sequence
+from pagecore.cache.sequences._sequences import Sequence
 from pagecore.cache.step._step import abandon_steps, take_step
 from pagecore.cache.step.batch import Batch, own_step
 from pagecore.cache.step.prepare import new_batch, ready, refusal, save_checkpoints

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pagecore.cache.parts import PartsOwner
-from pagecore.cache.sequences._sequence import Sequence
+from pagecore.cache.sequences._sequences import Sequence
 from pagecore.cache.swap.moves import move_in, move_out
 from pagecore.cache.swap.space import SwapSpace
 

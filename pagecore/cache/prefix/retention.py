@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.index.radix._radix_query import validate_namespace, validate_spans
+from pagecore.index.radix._radix import validate_namespace, validate_spans
 from pagecore.storage.checks import as_float, require_int, shown
 
 __all__ = [

@@ -3,10 +3,9 @@
 from libc.stdint cimport int32_t, int64_t, uintptr_t
 from libc.string cimport memcpy, memset
 
-from pagecore.index.states._state_buffers cimport StateBuffers
-from pagecore.index.tables._block_tables cimport BlockTables
-from pagecore.index.tables._block_tables_native cimport ChangedEntry
-from pagecore.index.tables._step_buffers cimport StepBuffers
+from pagecore.index.states._states cimport StateBuffers
+from pagecore.index.tables._native cimport ChangedEntry
+from pagecore.index.tables._tables cimport BlockTables, StepBuffers
 from pagecore.ops.plan cimport PlanBatch
 from pagecore.ops.planning._plan cimport AttentionPlan
 

@@ -1,15 +1,115 @@
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t, int64_t, uint64_t
 
-from pagecore.cache.prefix._cache cimport PrefixCache
-from pagecore.cache.sequences._cross_contents cimport CrossContents
+from pagecore.cache.prefix._prefix cimport PrefixCache
 from pagecore.cache.sequences._kept cimport KeptKeys
-from pagecore.cache.sequences._sequence cimport Sequence
-from pagecore.cache.state._lock cimport StateLock
-from pagecore.cache.state._tenants cimport Tenants
-from pagecore.index.states._state_table cimport StateTable
-from pagecore.index.tables._block_tables cimport BlockTables
+from pagecore.cache.sequences._sequences cimport CrossContents, Sequence
+from pagecore.index.states._states cimport StateTable
+from pagecore.index.tables._native cimport BlockCopy
+from pagecore.index.tables._tables cimport BlockTables
 from pagecore.native.std cimport vector
 
+
+# lock.pxi
+
+cdef extern from "pagecore/cache/state/state_lock.hpp" namespace "pagecore" nogil:
+    cdef cppclass NativeStateLock "pagecore::StateLock":
+        bint try_acquire(unsigned long thread)
+        void release()
+        int64_t suspend()
+        void resume(int64_t depth)
+        uint64_t generation()
+        void begin_waiting()
+        void end_waiting()
+        bint has_waiting()
+        void notify()
+        void wait(uint64_t seen)
+        void reset_in_child(unsigned long thread)
+
+
+cdef class StateLock:
+    cdef NativeStateLock native
+    cdef object __weakref__
+
+    cdef int acquire(self) except -1
+    # Releases the lock until another thread releases or notifies it; the caller holds it again afterwards.
+    cdef int sleep(self) except -1
+    # Wakes the threads that sleep.
+    cdef void notify(self) noexcept
+
+
+# Holds a lock until it is collected. That cannot fail, whereas the end of a `with` block can if memory is short.
+cdef class Held:
+    cdef StateLock lock
+
+
+# stored.pxi
+
+cdef extern from *:
+    """
+    // Assignment whose failed allocation becomes a Python exception.
+    template <typename T>
+    void pagecore_copy_vector(T& to, const T& from) { to = from; }
+    """
+    void copy_vector "pagecore_copy_vector"(vector[vector[int32_t]]& to, const vector[vector[int32_t]]& source) except +
+
+
+cdef class StoredBlocks:
+    cdef tuple pools
+    cdef vector[vector[int32_t]] blocks     # of each group; holes are 0. With states, last: running slot, checkpoint
+    cdef vector[vector[int32_t]] held       # without holes, tail first
+    cdef size_t num_held                    # number of groups whose blocks are held
+    cdef int32_t checkpoint_length          # tokens of the checkpoint in the list of states; 0 for none
+
+    # Lists blocks, or their number, for share() or allocate(), and allocates the memory that these need.
+    cdef int reserve(self, const vector[vector[int32_t]]& like) except -1
+    # Replaces each listed block by a new one; returns False, with nothing taken, if a pool has too few.
+    cdef bint allocate(self) noexcept
+    # Adds a reference to each of `blocks`, which another holder keeps alive meanwhile.
+    cdef void share(self) noexcept
+    # Releases the last `count` blocks of a group whose blocks are held and that has no holes.
+    cdef void drop_last(self, size_t group, size_t count) noexcept
+    cdef void list_held(self, size_t group) noexcept
+    cdef void release(self) noexcept
+
+
+# tenants.pxi
+
+cdef class Tenants:
+    cdef BlockTables tables
+    cdef int32_t block_size
+    cdef vector[vector[int64_t]] last       # of each group and block: the tenant whose values it may hold, or a mark
+    cdef readonly dict numbers              # number of a tenant by the key of its namespace
+    cdef int64_t next_number
+    cdef size_t limit                       # number of namespaces at which those without a block are forgotten
+    cdef readonly int64_t num_scrubbed_blocks
+
+    # Returns the tenant's number; `key` is the result of `key_of`, or None for sequences without a namespace.
+    cdef int64_t number_of(self, object key) except -1
+    # Before a step takes blocks: lists the number of blocks from the next token's on, and their ids, by row and group.
+    cdef int note_held(self, list sequences, vector[int32_t]& held) except -1
+    # After it took them: lists the blocks to be zeroed, as the targets of pairs, and marks targets of copies doubtful.
+    cdef int list_stale(
+        self, list sequences, const vector[int32_t]& held, const vector[vector[BlockCopy]]& copies,
+        vector[vector[BlockCopy]]& stale
+    ) except -1
+    # After the blocks are zeroed and copied: marks the blocks from each row's next token on with the row's tenant.
+    cdef void settle(self, list sequences, const vector[vector[BlockCopy]]& stale) noexcept
+    # Marks blocks that are about to be overwritten as a whole as doubtful.
+    cdef void doubt(self, const vector[vector[int32_t]]& blocks) noexcept
+    # Marks the blocks of a row that were all overwritten as a whole with its tenant.
+    cdef void own_row(self, int32_t row, int64_t tenant) noexcept
+    cdef void mark(self, int32_t row, size_t first, int64_t tenant) noexcept
+    cdef void mark_targets(self, const vector[vector[BlockCopy]]& copies) noexcept
+    cdef bint is_clean_for(self, int64_t tenant, int64_t last) noexcept
+    cdef void doubt_copied(self, const vector[vector[BlockCopy]]& copies) noexcept
+    cdef int compare_rows(
+        self, list sequences, const vector[int32_t]& held, vector[vector[BlockCopy]]& stale
+    ) except -1
+    cdef size_t first_block(self, Sequence sequence) noexcept
+    cdef int forget_unused(self) except -1
+
+
+# state.pxi
 
 cdef class CacheState:
     cdef readonly BlockTables tables

@@ -1,13 +1,33 @@
 from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence as Listed
+from types import TracebackType
+from typing import Self
 
-from pagecore.cache.prefix._cache import PrefixCache
+import numpy as np
+from numpy.typing import NDArray
+
+from pagecore.cache.prefix._prefix import PrefixCache
 from pagecore.cache.prefix.observer import PrefixObserver
-from pagecore.cache.sequences._cross_contents import CrossContent, CrossContents
-from pagecore.cache.sequences._sequence import Sequence
-from pagecore.cache.state._lock import StateLock
-from pagecore.index import BlockTables, StateTable
+from pagecore.cache.sequences._sequences import CrossContent, CrossContents, Sequence
+from pagecore.index import BlockPool, BlockTables, StateTable
 from pagecore.storage.specs.attended import AttendedKeys
+
+class StateLock:
+    def __init__(self) -> None: ...
+
+class Held:
+    def __init__(self, lock: StateLock) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+class StoredBlocks:
+    def __init__(self, pools: tuple[BlockPool, ...]) -> None: ...
+    @property
+    def arrays(self) -> tuple[NDArray[np.int32], ...]: ...
+
+def hold(pools: tuple[BlockPool, ...], counts: Listed[int]) -> tuple[StoredBlocks, list[int]]: ...
 
 class CacheState:
     observer: PrefixObserver | None
@@ -35,7 +55,7 @@ class CacheState:
     @property
     def lock(self) -> StateLock: ...
     @property
-    def tenants(self) -> Any: ...
+    def tenants(self) -> Tenants | None: ...
     @property
     def removal(self) -> Callable[[CacheState, Sequence], None]: ...
     @property
@@ -51,3 +71,11 @@ class CacheState:
     def give_up_lost(self) -> None: ...
     def listed(self) -> list[Sequence]: ...
     def find(self, id: object) -> Sequence | None: ...
+
+class Tenants:
+    @property
+    def numbers(self) -> dict[object, int]: ...
+    @property
+    def num_scrubbed_blocks(self) -> int: ...
+    def num_blocks(self) -> int: ...
+    def check_invariants(self, sequences: list[Sequence]) -> None: ...

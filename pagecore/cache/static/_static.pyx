@@ -5,10 +5,9 @@ from libc.stdint cimport int64_t
 from pagecore.arrays.dtypes.codes cimport LAST_FLOAT, CPU
 from pagecore.arrays.tensors._tensor cimport Tensor, last_axis_contiguous, new_tensor, tensor_of
 from pagecore.arrays.views.array_view cimport ArrayView
-from pagecore.ops.arguments._checks cimport any_tensor, check_rank
-from pagecore.ops.arguments._formats cimport plain_cache
+from pagecore.ops.arguments._arguments cimport any_tensor, check_rank, plain_cache
 from pagecore.ops.arguments._overlap cimport shares_memory
-from pagecore.ops.cpu.calls._moves cimport write_kv as run_write
+from pagecore.ops.cpu.calls._calls cimport write_kv as run_write
 
 import numpy as np
 

@@ -12,7 +12,7 @@ from pagecore.cache.layers.groups import Layers, arrange, layer_number
 from pagecore.cache.static.position import position_number
 from pagecore.cache.static.static_arrays import StaticArrays, alike_planes, encoder_capacity
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.ops.arguments._checks import float_array
+from pagecore.ops.arguments._arguments import float_array
 from pagecore.storage import Spec, TensorParallel
 from pagecore.storage.checks import require_int, shown
 from pagecore.storage.specs.cross_spec import is_cross

@@ -12,8 +12,7 @@ from pagecore.cache.layers.groups import layer_number
 from pagecore.cache.layers.inputs import BatchGroup
 from pagecore.cache.staging.arrays import StateArrays, arrays_of
 from pagecore.cache.state._state import CacheState
-from pagecore.cache.step._cross import CrossStep
-from pagecore.cache.step._step import BatchTicket, Step
+from pagecore.cache.step._step import BatchTicket, CrossStep, Step
 from pagecore.errors import InvalidSequence, UnsupportedOption
 from pagecore.index import StateBuffers, StepBuffers
 from pagecore.ops import AttentionPlan

@@ -14,14 +14,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from pagecore.cache.memory.limits import with_evictable
 from pagecore.cache.parts import CacheParts, CrossParts
-from pagecore.cache.prefix._evict import evictable
-from pagecore.cache.sequences._sequence import Sequence, as_list
+from pagecore.cache.prefix._prefix import evictable
+from pagecore.cache.sequences._sequences import Sequence, as_list
 from pagecore.cache.staging.batch import StagedBatch
-from pagecore.cache.step._cross import CrossStep
-from pagecore.cache.step._draft_ids import DraftIds
-from pagecore.cache.step._plan import StepPlan, plan_step
-from pagecore.cache.step._step import Step
-from pagecore.cache.step._tree import StepTree
+from pagecore.cache.step._step import CrossStep, DraftIds, Step, StepPlan, StepTree, plan_step
 from pagecore.cache.step.batch import Batch, own_batch
 from pagecore.errors import OutOfBlocks, UnsupportedOption
 from pagecore.index import StepBuffers

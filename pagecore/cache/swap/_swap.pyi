@@ -5,10 +5,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.cache.sequences._sequence import Sequence
+from pagecore.cache.sequences._sequences import Sequence
 from pagecore.cache.state._state import CacheState
 from pagecore.errors import OutOfBlocks, OutOfRows
 from pagecore.index import BlockPool
+
+class Transfer:
+    def needed(self) -> list[int]: ...
+
+def missing_cross(state: CacheState, sequences: list[Sequence], counts: list[int]) -> list[int]: ...
+def stored_content_blocks(state: CacheState, space: Any) -> list[tuple[NDArray[np.int32], ...]]: ...
 
 _Refuse = Callable[[Listed[int], Listed[BlockPool]], OutOfBlocks | None]
 _Planes = tuple[int | None, list[Any]]

@@ -13,7 +13,7 @@ from typing import Any
 from pagecore.arrays import Tensor
 from pagecore.cache.memory.limits import out_of_blocks, with_evictable
 from pagecore.cache.parts import CacheParts
-from pagecore.cache.prefix._evict import evictable, unused_states
+from pagecore.cache.prefix._prefix import evictable, unused_states
 from pagecore.cache.swap._swap import swap_in, swap_out
 from pagecore.cache.swap.space import SwapSpace
 from pagecore.errors import InvalidSequence, OutOfBlocks, OutOfRows

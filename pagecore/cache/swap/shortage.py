@@ -9,15 +9,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from pagecore.cache.lifecycle import require_live
 from pagecore.cache.parts import CacheParts
-from pagecore.cache.prefix._evict import lacking, unused_states
-from pagecore.cache.sequences._sequence import Sequence
-from pagecore.cache.state._stored import hold
-from pagecore.cache.step._plan import lacked, least_slots
-from pagecore.cache.swap._contents import missing_cross
-from pagecore.cache.swap._swap import num_distinct, stored_blocks
+from pagecore.cache.prefix._prefix import lacking, unused_states
+from pagecore.cache.sequences._sequences import Sequence
+from pagecore.cache.state._state import hold
+from pagecore.cache.step._step import lacked, least_slots
+from pagecore.cache.swap._swap import missing_cross, num_distinct, stored_blocks
 from pagecore.errors import ShapeError
 from pagecore.index._integers import int32_array
-from pagecore.index.states._state_table import StateTable
+from pagecore.index.states._states import StateTable
 from pagecore.storage.checks import ceil_div
 
 

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from pagecore.arrays import DType
 from pagecore.cache.parts import CacheParts, PartsOwner, parts_of
-from pagecore.cache.sequences._sequence import Sequence
-from pagecore.cache.state._lock import Held
-from pagecore.cache.swap._contents import stored_content_blocks
-from pagecore.cache.swap._swap import check_stored, stored_blocks
+from pagecore.cache.sequences._sequences import Sequence
+from pagecore.cache.state._state import Held
+from pagecore.cache.swap._swap import check_stored, stored_blocks, stored_content_blocks
 from pagecore.cache.swap.memory import SharedHost, own_memory, quantises, shared_memory
 from pagecore.errors import PagecoreError, UnsupportedOption
 from pagecore.storage import KVLayout

@@ -5,8 +5,7 @@ from libc.stdint cimport int64_t
 from libcpp.atomic cimport atomic
 
 from pagecore.ops._threads cimport threads_address
-from pagecore.ops.arguments._numbers cimport finite_number
-from pagecore.ops.arguments._windows cimport read_reach, read_sink_tokens
+from pagecore.ops.arguments._arguments cimport finite_number, read_reach, read_sink_tokens
 from pagecore.ops.cpu._cpu cimport host_calls
 from pagecore.ops.cpu.args cimport HostCalls
 

@@ -22,7 +22,7 @@ from pagecore.interop.jax.arguments import (
     tree_words,
 )
 from pagecore.interop.jax.caches import CachePair, Layout
-from pagecore.ops.arguments._numbers import SMALLEST_SOFTCAP
+from pagecore.ops.arguments._arguments import SMALLEST_SOFTCAP
 
 # Optional operands in the order of `Optional` in handlers.hpp; an attribute of the call lists those that are present.
 OPTIONAL = (

@@ -8,7 +8,7 @@ from typing import Any
 from pagecore import ops
 from pagecore.errors import UnsupportedOption
 from pagecore.interop.torch.plans import check_lengths, empty_plan
-from pagecore.ops.cuda.schedule._device_plan import plan_lengths
+from pagecore.ops.cuda.schedule._schedule import plan_lengths
 
 
 def _write_kv(

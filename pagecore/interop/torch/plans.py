@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype
-from pagecore.ops.cuda.schedule._device_plan import plan_shape
+from pagecore.ops.cuda.schedule._schedule import plan_shape
 
 
 def empty_plan(seq_lens: Any, num_tokens: Any, num_query_heads: int, num_kv_heads: int, has_sinks: bool = False) -> Any:

@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t
 
 from pagecore.arrays.tensors._tensor cimport Tensor
-from pagecore.ops.arguments._place cimport Place
+from pagecore.ops.arguments._arguments cimport Place
 
 
 # UnsupportedOption if the stream is being captured: a check waits for the stream.

@@ -5,7 +5,7 @@ from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from pagecore.arrays.dtypes.codes cimport INT64
 from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport Indices, Table, index_array, pair_column, table_array
-from pagecore.ops.arguments._place cimport Place, new_at, to_host
+from pagecore.ops.arguments._arguments cimport Place, new_at, to_host
 from pagecore.ops.cuda.launch cimport PC_MOVE_SHARED_BYTES, kThreads
 
 from pagecore.arrays import cuda

@@ -14,7 +14,7 @@ from typing import Any
 from pagecore.arrays.cuda.current import runtime
 from pagecore.errors import PagecoreError
 from pagecore.ops.cpu_count import usable_cores
-from pagecore.ops.cuda.attention._shapes import attention_kernel, launch_shape
+from pagecore.ops.cuda.attention._attention import attention_kernel, launch_shape
 from pagecore.ops.cuda.compilation.compiler import ARCHITECTURES, check_architecture, compiler_version
 from pagecore.ops.cuda.compilation.cubins import set_cache_folder
 from pagecore.ops.cuda.compilation.manifest import Instance, instances

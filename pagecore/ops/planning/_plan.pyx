@@ -6,9 +6,7 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.native.std cimport vector
 from pagecore.ops._threads cimport threads_of_a_call
-from pagecore.ops.arguments._indices cimport index_tensor
-from pagecore.ops.arguments._numbers cimport read_flag
-from pagecore.ops.arguments._windows cimport chunk_of, read_reach, read_sink_tokens
+from pagecore.ops.arguments._arguments cimport chunk_of, index_tensor, read_flag, read_reach, read_sink_tokens
 from pagecore.ops.cuda.plan._plan cimport CudaPlan
 from pagecore.ops.plan cimport PcWorkItem, PlanBatch, PlanOptions, check_plan_batch
 

@@ -1,8 +1,8 @@
 """Bindings of block numbers and stack distances."""
 
+from cython.operator cimport dereference as deref
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libcpp cimport bool as cbool
-from cython.operator cimport dereference as deref
 
 from pagecore.native.std cimport span, unique_ptr, vector
 from pagecore.native.translate cimport raise_python_error

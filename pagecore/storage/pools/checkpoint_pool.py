@@ -11,7 +11,7 @@ import numpy as np
 from pagecore.arrays import Tensor
 from pagecore.errors import InvalidBlock, ShapeError, UnsupportedOption
 from pagecore.ops import transfer_blocks
-from pagecore.ops.codecs._state_codec import convert_slots
+from pagecore.ops.codecs._codecs import convert_slots
 from pagecore.storage.checks import INT32_MAX, require_int, shown
 from pagecore.storage.memory.budgets import Memory, parse_memory
 from pagecore.storage.pools.allocation import Allocator

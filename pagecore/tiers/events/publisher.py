@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from pagecore.cache import PagedKVCache
 from pagecore.cache.parts import parts_of
-from pagecore.cache.state._lock import Held
+from pagecore.cache.state._state import Held
 from pagecore.errors import UnsupportedOption
 from pagecore.storage.checks import as_float, require_int, shown
 from pagecore.tiers.events.sockets import bound_to, is_bound_by_publisher, library, opened

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pagecore.cache.sequences._sequence import token_ids
+from pagecore.cache.sequences._sequences import token_ids
 from pagecore.errors import PagecoreError
 from pagecore.tiers.events.wire import BlockHash, Event, EventFormatError
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Hashable
 from typing import Any
 
-from pagecore.cache.lifecycle._identity import namespace_digest
+from pagecore.cache.lifecycle._lifecycle import namespace_digest
 from pagecore.errors import InvalidSequence, ShapeError, UnsupportedOption
 from pagecore.storage.checks import as_float, shown
 from pagecore.tiers.handover.manifest import Manifest

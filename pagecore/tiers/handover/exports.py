@@ -8,11 +8,11 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.cache.lifecycle._identity import content_identity
+from pagecore.cache.lifecycle._lifecycle import content_identity
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.parts import CacheParts, parts_of
-from pagecore.cache.sequences._sequence import Sequence
-from pagecore.cache.state._lock import Held
+from pagecore.cache.sequences._sequences import Sequence
+from pagecore.cache.state._state import Held
 from pagecore.errors import UnsupportedOption
 from pagecore.storage import StatePool
 from pagecore.storage.checks import ceil_div, require_int, shown

@@ -10,13 +10,13 @@ from collections.abc import Sequence as Listed
 from typing import Any
 
 from pagecore.arrays.cuda.protocol import Event
-from pagecore.cache.lifecycle._identity import adopt_checkpoint, content_identity
+from pagecore.cache.lifecycle._lifecycle import adopt_checkpoint, content_identity
 from pagecore.cache.lifecycle.cross_request import cross_namespace
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.parts import parts_of
 from pagecore.cache.prefix.retention import Priority, Spans
-from pagecore.cache.sequences._sequence import Sequence
-from pagecore.cache.state._lock import Held
+from pagecore.cache.sequences._sequences import Sequence
+from pagecore.cache.state._state import Held
 from pagecore.cache.step.batch import Batch, own_step
 from pagecore.errors import InvalidSequence, PagecoreError
 from pagecore.storage import StatePool

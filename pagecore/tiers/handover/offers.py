@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.parts import parts_of
-from pagecore.cache.sequences._sequence import Sequence
+from pagecore.cache.sequences._sequences import Sequence
 from pagecore.errors import InvalidSequence
 from pagecore.storage import KVPool, StatePool
 from pagecore.storage.checks import ceil_div

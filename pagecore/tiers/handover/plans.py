@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.cache.parts import CacheParts
-from pagecore.cache.sequences._sequence import Sequence
+from pagecore.cache.sequences._sequences import Sequence
 from pagecore.cache.step.batch import Batch
 from pagecore.errors import UnsupportedOption
 from pagecore.storage import CheckpointPool, KVPool, StatePool

@@ -8,7 +8,7 @@ from typing import Self, SupportsFloat, SupportsIndex
 
 from pagecore.cache.parts import CacheParts, PartsOwner, parts_of
 from pagecore.cache.prefix.retention import checked_priority
-from pagecore.cache.state._lock import Held
+from pagecore.cache.state._state import Held
 from pagecore.errors import UnsupportedOption
 from pagecore.index import BlockPool, RadixTree, check_policy
 from pagecore.storage import HostPool, KVPool, StatePool
@@ -22,8 +22,8 @@ from pagecore.tiers.host.methods.evicting import EvictMethods
 from pagecore.tiers.host.methods.layer_copies import CopyMethods
 from pagecore.tiers.host.methods.promoting import PromoteMethods
 from pagecore.tiers.host.methods.records import Backup, HostStats
-from pagecore.tiers.host.operations import _lease
-from pagecore.tiers.host.operations._index import HostIndex
+from pagecore.tiers.host.operations import _operations
+from pagecore.tiers.host.operations._operations import HostIndex
 from pagecore.tiers.host.sizes import size_tier
 
 # Records of ended backups that `poll` returns at once; callers without stores never ask for them.
@@ -253,9 +253,9 @@ class HostTier(PromoteMethods, BackupMethods, EvictMethods, EntryMethods, CopyMe
         """Holds of prefixes that were not released."""
         return sum(bool(one.num_receipts) for one in self._listed())
 
-    def _listed(self) -> list[_lease.EntryLease]:
+    def _listed(self) -> list[_operations.EntryLease]:
         with Held(self._parts.state.lock):
-            return [one for one in self._index.leases if isinstance(one, _lease.EntryLease)]
+            return [one for one in self._index.leases if isinstance(one, _operations.EntryLease)]
 
     def check_invariants(self) -> None:
         """Recount every block of the host from its holders; raise `PagecoreError` if the counts differ."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
-from pagecore.index.radix._radix_query import validate_spans
+from pagecore.index.radix._radix import validate_spans
 from pagecore.storage.checks import INT32_MAX, member, shown
 from pagecore.tiers.keys._keys import chain_xxh3, payload_sums
 from pagecore.tiers.keys.fingerprint import SCHEMA_VERSION, Fingerprint

@@ -9,11 +9,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from pagecore.cache.parts import CacheParts
 from pagecore.cache.prefix.retention import RetentionOptions
-from pagecore.cache.sequences._sequence import Sequence
-from pagecore.cache.step._plan import lacked, lacked_slots, shortage
+from pagecore.cache.sequences._sequences import Sequence
+from pagecore.cache.step._step import lacked, lacked_slots, shortage
 from pagecore.errors import PagecoreError
 from pagecore.tiers.host.methods.records import Backup
-from pagecore.tiers.host.operations._backup import options_of
+from pagecore.tiers.host.operations._operations import options_of
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.manager.arguments import Write
 from pagecore.tiers.manager.second_hit import SecondHits

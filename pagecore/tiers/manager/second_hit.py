@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.cache.prefix.retention import RetentionOptions
-from pagecore.cache.sequences._sequence import Sequence
+from pagecore.cache.sequences._sequences import Sequence
 from pagecore.index import BlockPool, RadixTree
-from pagecore.tiers.host.operations._backup import options_of
+from pagecore.tiers.host.operations._operations import options_of
 
 
 class SecondHits:

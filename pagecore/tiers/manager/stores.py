@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagecore.cache.prefix.retention import reusable
-from pagecore.cache.sequences._sequence import token_ids
+from pagecore.cache.sequences._sequences import token_ids
 from pagecore.errors import PagecoreError, UnsupportedDtype, UnsupportedOption
 from pagecore.tiers.keys import Fingerprint, content_chain, lane_keys
 from pagecore.tiers.manager.arguments import checked_seconds, checked_spans, require_fingerprint

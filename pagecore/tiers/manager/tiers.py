@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike
 
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.prefix.retention import Spans
-from pagecore.cache.sequences._sequence import Sequence, as_list, token_ids
-from pagecore.cache.state._lock import Held
+from pagecore.cache.sequences._sequences import Sequence, as_list, token_ids
+from pagecore.cache.state._state import Held
 from pagecore.errors import PagecoreError, UnsupportedOption
 from pagecore.storage.checks import flag, require_int, shown
 from pagecore.tiers.guard import Guard

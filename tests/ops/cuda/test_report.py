@@ -10,7 +10,7 @@ import pytest
 from pagecore.arrays.cuda.current import use_runtime
 from pagecore.arrays.dtypes.formats import FORMATS
 from pagecore.ops.cuda import report
-from pagecore.ops.cuda.attention._shapes import attention_kernel, launch_shape
+from pagecore.ops.cuda.attention._attention import attention_kernel, launch_shape
 from pagecore.ops.cuda.compilation import usage
 from pagecore.ops.cuda.compilation.compiler import ARCHITECTURES
 from pagecore.ops.cuda.compilation.manifest import Instance, instance, instances

@@ -1,13 +1,68 @@
-# Paged attention on CUDA: parameters and launches. Arguments are what ops/attention/_attention.pyx has checked.
-from libc.stdint cimport int64_t
+from libc.stdint cimport int32_t, int64_t
 
 from pagecore.arrays.tensors._tensor cimport Tensor
-from pagecore.ops.arguments._formats cimport StoredCache
-from pagecore.ops.arguments._place cimport Place
-from pagecore.ops.arguments._selected cimport Selected
-from pagecore.ops.arguments._tree cimport TreeMask
+from pagecore.ops.arguments._arguments cimport Place, Selected, StoredCache, TreeMask
+from pagecore.ops.cuda.plan.abi_attention cimport PcAttentionParams, PcLaunchShape, PcRows
 from pagecore.ops.planning._plan cimport AttentionPlan
 
+
+# latent_shapes.pxi
+
+# The kernels of latent attention, their parameters and launch shapes; see _latent_shapes.pyx.
+
+cdef extern from "cuda_src/shapes/latent.h" nogil:
+    cdef struct PcDivisor:
+        pass
+
+    ctypedef enum PcLatentFormat:
+        pass
+
+    cdef struct PcLatentParams:
+        PcAttentionParams attention
+        PcRows query_rope
+        PcDivisor block
+        PcLatentFormat format
+        int32_t rope_dim
+        int32_t sparse
+        float value_factor
+
+    const int kMaxGeneralLatent "pc_max_general_latent"
+    const int kMaxGeneralRow "pc_max_general_row"
+    int pc_latent_tiles(int num_rows, int rows)
+
+
+# Returns the name of the kernel of a section and sets its launch shape, whose max_rows are the packed rows of a CTA.
+# `in_vectors`: every row begins at a multiple of 16 bytes.
+cdef str select_latent_kernel(const PcLatentParams& params, bint decode, bint in_vectors, PcLaunchShape* shape)
+
+
+# shapes.pxi
+
+# Selection of the attention kernel for a call.
+
+# The properties of a call that select its kernel.
+cdef struct KernelQuery:
+    int head_dim
+    int value_dim
+    int query_type  # PcFloat, here and below
+    int key_type
+    int value_type
+    int key_format  # PcFormat
+    int value_format
+    bint aligned         # every row of query, keys, values and output begins at a multiple of 16 bytes
+    bint aligned_scales  # every row of scales begins at a multiple of 4 bytes
+    bint full            # softcap, ALiBi or a mask
+    bint selected        # blocks or tokens are selected
+
+
+# Return the name of the kernel for few queries (decode) or for prefill, and write its launch shape to `shape`.
+# UnsupportedOption if the selected variant has no instance for the call.
+cdef str select_kernel(const KernelQuery& query, bint decode, PcLaunchShape* shape)
+
+
+# attention.pxi
+
+# Paged attention on CUDA: parameters and launches. Arguments are what ops/attention/_attention.pyx has checked.
 
 # Launches paged attention. seq_lens and cu_query_lens may be on the host; all other Tensors are on the device of the
 # call. key_scale and value_scale are given factors, one for each head. rows, cu_query_lens, sinks, alibi_slopes,

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from pagecore.errors import UnsupportedOption
-from pagecore.ops.cuda.attention._shapes import prefill_variants, swap_prefill_variant
+from pagecore.ops.cuda.attention._attention import prefill_variants, swap_prefill_variant
 
 
 @contextlib.contextmanager

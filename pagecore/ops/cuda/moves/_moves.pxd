@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uintptr_t
 
 from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport Cache
-from pagecore.ops.arguments._place cimport Place
+from pagecore.ops.arguments._arguments cimport Place
 
 # Slot-mapped write. Keys are divided by key_divisors, one for each head, or all by key_divisor if that is None; values
 # likewise. For formats that compute their scales the divisors are the given factors. `is_4over6`: nvfp4 scales are

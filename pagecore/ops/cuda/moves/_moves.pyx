@@ -20,8 +20,7 @@ from pagecore.ops.args cimport (
     table_array,
     token_array,
 )
-from pagecore.ops.arguments._numbers cimport scale_stride
-from pagecore.ops.arguments._place cimport Place, note_written
+from pagecore.ops.arguments._arguments cimport Place, note_written, scale_stride
 from pagecore.ops.cuda.launch cimport PC_MOVE_SHARED_BYTES, Grid, kThreads
 
 from pagecore.arrays import cuda

@@ -6,7 +6,7 @@ from libcpp cimport bool as cbool
 from pagecore.native.std cimport vector
 from pagecore.native.translate cimport raise_python_error
 from pagecore.ops.args cimport BlockArray, Cache, Indices, Table, TokenArray
-from pagecore.ops.arguments._place cimport Place
+from pagecore.ops.arguments._arguments cimport Place
 
 
 cdef extern from "pagecore/ops/cuda/sparse/sparse_launch.hpp" namespace "pagecore::cuda" nogil:

@@ -5,7 +5,7 @@ from libc.string cimport memset
 
 from pagecore.arrays.dtypes.codes cimport INT64
 from pagecore.arrays.tensors._tensor cimport Tensor
-from pagecore.ops.arguments._place cimport new_at
+from pagecore.ops.arguments._arguments cimport new_at
 from pagecore.ops.cuda.launch cimport Grid, kThreads
 
 from pagecore.arrays.cuda.current import runtime

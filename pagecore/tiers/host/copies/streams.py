@@ -16,9 +16,7 @@ from pagecore.storage import HostPool
 from pagecore.storage.checks import shown
 from pagecore.tiers.host.copies.arriving import LayerEvents
 from pagecore.tiers.host.copies.copies import BlockCopies
-from pagecore.tiers.host.operations._backup import Backup
-from pagecore.tiers.host.operations._lease import EntryHold, release
-from pagecore.tiers.host.operations._tail import SpilledPart
+from pagecore.tiers.host.operations._operations import Backup, EntryHold, SpilledPart, release
 
 Pairs = list[NDArray[np.int32]]
 Saved = Backup | SpilledPart

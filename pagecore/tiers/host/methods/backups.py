@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pagecore.cache.sequences._sequence import Sequence, as_list
-from pagecore.cache.state._lock import Held
+from pagecore.cache.sequences._sequences import Sequence, as_list
+from pagecore.cache.state._state import Held
 from pagecore.errors import InvalidSequence
 from pagecore.storage.checks import flag, require_int
 from pagecore.tiers.host.methods.records import Backup
 from pagecore.tiers.host.methods.spilling import SpillMethods
-from pagecore.tiers.host.operations import _backup
+from pagecore.tiers.host.operations import _operations
 
 
 class BackupMethods(SpillMethods):
@@ -59,7 +59,7 @@ class BackupMethods(SpillMethods):
 
     def _back_up(self, sequence: Sequence, most: int, is_last: bool) -> int:
         try:
-            one = _backup.back_up(self._parts.state, self._index, sequence, most, self._transfers.backup, is_last)
+            one = _operations.back_up(self._parts.state, self._index, sequence, most, self._transfers.backup, is_last)
         except Exception as error:
             if not isinstance(error, InvalidSequence):
                 self._counts["failed"] += 1
@@ -77,7 +77,7 @@ class BackupMethods(SpillMethods):
         with Held(self._parts.state.lock):
             for one, error in self._transfers.poll():
                 self._counts["failed"] += error is not None
-                ended = Backup.of(one, error) if isinstance(one, _backup.Backup) else None
+                ended = Backup.of(one, error) if isinstance(one, _operations.Backup) else None
                 if ended is not None:
                     self._ended.append(ended)
             records = list(self._ended)

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagecore.cache.prefix.retention import Spans
-from pagecore.cache.state._lock import Held
+from pagecore.cache.state._state import Held
 from pagecore.errors import ShapeError
 from pagecore.storage.checks import require_int
 from pagecore.tiers.host.methods.leases import Hold, Lease
 from pagecore.tiers.host.methods.spilling import SpillMethods
-from pagecore.tiers.host.operations import _lease, _promote, _spill
+from pagecore.tiers.host.operations import _operations
 
 
 class EntryMethods(SpillMethods):
@@ -42,10 +42,10 @@ class EntryMethods(SpillMethods):
         if len(places) != self.num_lanes:
             raise ShapeError(f"positions have {len(places)} lists; give one for each of {self.num_lanes} lanes")
         counts = [len(each) for each in places]
-        inner = _lease.reserve(self._parts.state, self._index, counts)
+        inner = _operations.reserve(self._parts.state, self._index, counts)
         if inner is None and self._index.tail is not None:
-            _spill.drop_waiting(self._parts.state, self._index)
-            inner = _lease.reserve(self._parts.state, self._index, counts)
+            _operations.drop_waiting(self._parts.state, self._index)
+            inner = _operations.reserve(self._parts.state, self._index, counts)
         return None if inner is None else Lease(inner, places, self.pool, self._release)
 
     def adopt(
@@ -85,8 +85,8 @@ class EntryMethods(SpillMethods):
                 raise ShapeError(f"ok has {[len(each) for each in ok]} entries; expected {counts}")
             places = [np.where(each, one, -1).astype(np.int32) for each, one in zip(ok, places, strict=True)]
         with Held(self._parts.state.lock):
-            _lease.adopt(self._parts.state, self._index, lease._inner, ids, options, places)
-            return _promote.match_both(self._parts.state, self._index, ids, options, len(ids))[1]
+            _operations.adopt(self._parts.state, self._index, lease._inner, ids, options, places)
+            return _operations.match_both(self._parts.state, self._index, ids, options, len(ids))[1]
 
     def hold(
         self,
@@ -103,5 +103,5 @@ class EntryMethods(SpillMethods):
         most = len(ids) if max_tokens is None else require_int("max_tokens", max_tokens, min=0, max=None)
         with Held(self._parts.state.lock):
             self._publish_for(ids, options)
-            inner = _lease.hold(self._parts.state, self._index, ids, options, most)
+            inner = _operations.hold(self._parts.state, self._index, ids, options, most)
         return Hold(inner, self.pool, self._release)

@@ -9,10 +9,10 @@ from typing import SupportsIndex
 from numpy.typing import ArrayLike
 
 from pagecore.cache.prefix.retention import Spans
-from pagecore.cache.state._lock import Held
+from pagecore.cache.state._state import Held
 from pagecore.storage.checks import require_int
 from pagecore.tiers.host.methods.parts import TierParts
-from pagecore.tiers.host.operations import _lease, _spill
+from pagecore.tiers.host.operations import _operations
 
 
 class EvictMethods(TierParts):
@@ -25,13 +25,13 @@ class EvictMethods(TierParts):
                 return True
             if self._index.tail is None:
                 return False
-            _spill.drop_waiting(self._parts.state, self._index)
+            _operations.drop_waiting(self._parts.state, self._index)
             return self._index.free(list(counts))
 
     def clear(self) -> int:
         """Evict everything that is not pinned; return the number of freed blocks."""
         with Held(self._parts.state.lock):
-            _spill.drop_waiting(self._parts.state, self._index)
+            _operations.drop_waiting(self._parts.state, self._index)
             return self._index.clear()
 
     def evict_prefix(
@@ -55,7 +55,7 @@ class EvictMethods(TierParts):
         self._require_open()
         with Held(self._parts.state.lock):
             before = self._num_free()
-            _spill.evict_waiting(self._parts.state, self._index, ids, options, kept)
+            _operations.evict_waiting(self._parts.state, self._index, ids, options, kept)
             self._index.evict_prefix(ids, options, kept)
             return self._num_free() - before
 
@@ -68,7 +68,7 @@ class EvictMethods(TierParts):
         self._require_open()
         with Held(self._parts.state.lock):
             before = self._num_free()
-            _spill.drop_waiting_of(self._parts.state, self._index, options.namespace)
+            _operations.drop_waiting_of(self._parts.state, self._index, options.namespace)
             self._index.evict_namespace(options.namespace)
             return self._num_free() - before
 
@@ -92,8 +92,8 @@ class EvictMethods(TierParts):
         self._require_open()
         with Held(self._parts.state.lock):
             before = self._num_free()
-            _spill.drop_waiting(self._parts.state, self._index)
-            _lease.revoke(self._parts.state, self._index, ids, options, min(first, len(ids)))
+            _operations.drop_waiting(self._parts.state, self._index)
+            _operations.revoke(self._parts.state, self._index, ids, options, min(first, len(ids)))
             return self._num_free() - before
 
     def path_length(

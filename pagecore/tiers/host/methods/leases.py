@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.storage import HostPool
-from pagecore.tiers.host.operations._lease import EntryHold, EntryLease
+from pagecore.tiers.host.operations._operations import EntryHold, EntryLease
 
 Indices = NDArray[np.int64]
 

@@ -1,4 +1,4 @@
-"""Namespaces from the keys under which a prefix tree keeps them; see `pagecore.index.radix._namespace_key`."""
+"""Namespaces from the keys under which a prefix tree keeps them; see `pagecore.index.radix._radix`."""
 
 from __future__ import annotations
 

@@ -11,13 +11,13 @@ from numpy.typing import ArrayLike, NDArray
 from pagecore.cache.lifecycle.cross_request import cross_namespace
 from pagecore.cache.parts import CacheParts
 from pagecore.cache.prefix.retention import RetentionOptions, Spans, retention_options, reusable
-from pagecore.cache.sequences._sequence import token_ids
+from pagecore.cache.sequences._sequences import token_ids
 from pagecore.errors import UnsupportedOption
 from pagecore.index import BlockPool
 from pagecore.storage import HostPool
 from pagecore.tiers.host.copies.streams import Transfers
-from pagecore.tiers.host.operations import _lease
-from pagecore.tiers.host.operations._index import HostIndex
+from pagecore.tiers.host.operations import _operations
+from pagecore.tiers.host.operations._operations import HostIndex
 
 Options = tuple[NDArray[np.int32], RetentionOptions, int]
 
@@ -73,5 +73,5 @@ class TierParts:
         options = retention_options(self._parts.eviction_policy, cross_namespace(namespace, digest), spans)
         return ids, options, reusable(len(ids), max_tokens)
 
-    def _release(self, inner: _lease.EntryLease) -> None:
-        _lease.release(self._parts.state, inner)
+    def _release(self, inner: _operations.EntryLease) -> None:
+        _operations.release(self._parts.state, inner)

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagecore.cache.prefix.retention import RetentionOptions, Spans
-from pagecore.cache.state._lock import Held
+from pagecore.cache.state._state import Held
 from pagecore.storage.checks import require_int
 from pagecore.tiers.host.methods.spilling import SpillMethods
-from pagecore.tiers.host.operations import _promote
+from pagecore.tiers.host.operations import _operations
 
 
 class PromoteMethods(SpillMethods):
@@ -52,7 +52,7 @@ class PromoteMethods(SpillMethods):
         """Do the work of `match_both`, with converted arguments."""
         with Held(self._parts.state.lock):
             self._publish_for(ids, options)
-            return _promote.match_both(self._parts.state, self._index, ids, options, most)
+            return _operations.match_both(self._parts.state, self._index, ids, options, most)
 
     def promote(
         self,
@@ -96,7 +96,7 @@ class PromoteMethods(SpillMethods):
             self._publish_for(ids, options)
             failed = self._counts["failed"] + 1
             try:
-                now, before, copied = _promote.promote(
+                now, before, copied = _operations.promote(
                     self._parts.state, self._index, ids, options, most, min_tokens, self._transfers.promote, spill
                 )
             except Exception:

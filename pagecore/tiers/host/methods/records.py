@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pagecore.errors import UnsupportedDtype
 from pagecore.tiers.host.methods.namespaces import namespace_of
-from pagecore.tiers.host.operations._backup import Backup as RunningBackup
+from pagecore.tiers.host.operations._operations import Backup as RunningBackup
 
 Spans = tuple[tuple[int, int, bytes | int], ...]
 

@@ -13,7 +13,7 @@ from pagecore.cache.prefix.retention import RetentionOptions
 from pagecore.errors import PagecoreError, UnsupportedOption
 from pagecore.tiers.host.methods.parts import TierParts
 from pagecore.tiers.host.methods.records import Backup
-from pagecore.tiers.host.operations import _backup, _spill, _tail
+from pagecore.tiers.host.operations import _operations
 
 
 class SpillMethods(TierParts):
@@ -55,22 +55,24 @@ class SpillMethods(TierParts):
         self._require_open()
         if not self._transfers.is_ready():
             return 0
-        return _spill.save_victims(
+        return _operations.save_victims(
             self._parts.state, self._index, list(missing), self._copy_spilled, self._note_published
         )
 
     def publish_spilled(self) -> None:
         """Publish the end of a path that waits for its beginning, which is copied as well."""
-        _spill.publish_waiting(self._parts.state, self._index, self._copy_spilled, self._note_published)
+        _operations.publish_waiting(self._parts.state, self._index, self._copy_spilled, self._note_published)
 
     def _publish_for(self, ids: NDArray[np.int32], options: RetentionOptions) -> None:
         """Publish the end of a path that waits, if a prompt asks for it; it is dropped if its copy fails."""
         if self._index.tail is None:
             return
         with suppress(PagecoreError):  # counted by _copy_spilled
-            _spill.publish_for(self._parts.state, self._index, ids, options, self._copy_spilled, self._note_published)
+            _operations.publish_for(
+                self._parts.state, self._index, ids, options, self._copy_spilled, self._note_published
+            )
 
-    def _copy_spilled(self, one: _backup.Backup | _tail.SpilledPart) -> bool:
+    def _copy_spilled(self, one: _operations.Backup | _operations.SpilledPart) -> bool:
         try:
             is_running = self._transfers.spill(one)
         except Exception:
@@ -87,7 +89,7 @@ class SpillMethods(TierParts):
         self._counts["backed_up_bytes"] += self._bytes_of(copied)
         return count
 
-    def _note_published(self, backup: _backup.Backup) -> None:
+    def _note_published(self, backup: _operations.Backup) -> None:
         ended = Backup.of(backup)
         if ended is not None:
             self._ended.append(ended)

@@ -1,0 +1,13 @@
+from typing import Any
+
+class Borrowed: ...
+class Span: ...
+
+# Everything in _export is for cimport.
+
+class Imported:
+    producer: Any
+
+class Exchange: ...
+
+def work_stream(array: object, device: int) -> int | None: ...

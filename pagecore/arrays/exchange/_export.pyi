@@ -1,1 +1,0 @@
-# Everything in _export is for cimport.

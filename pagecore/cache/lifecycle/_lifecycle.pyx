@@ -1,0 +1,12 @@
+"""Operations on the sequences and prefixes of a cache: add, fork, truncate, remove, evict, revoke, pin and others."""
+
+include "add.pxi"
+include "append.pxi"
+include "compact.pxi"
+include "cross.pxi"
+include "identity.pxi"
+include "pin.pxi"
+include "queries.pxi"
+include "remove.pxi"
+include "reorder.pxi"
+include "truncate.pxi"

@@ -1,0 +1,186 @@
+"""Compact: keep some tokens of a sequence, in the order of their positions, and free the blocks of the others.
+
+The plan checks the kept positions and reserves the moves; it may fail. The commit replaces the shared blocks that are
+written, moves the tokens and shortens the sequence; nothing of it fails.
+"""
+
+from libc.stdint cimport INT32_MAX, int32_t, int64_t
+from libc.string cimport memmove
+
+from pagecore.cache.prefix._prefix cimport free_blocks, subtract_evictable
+from pagecore.cache.sequences._kept cimport KeptKeys
+from pagecore.cache.sequences._sequences cimport Sequence, require
+from pagecore.cache.state._state cimport CacheState, Held
+from pagecore.index._integers cimport Integers, as_integers
+from pagecore.native.std cimport vector
+from pagecore.ops.moves._moves cimport SlotMoves
+
+from pagecore.errors import ShapeError, UnsupportedOption
+
+
+cdef class Plan:
+    """The kept positions of each group, and the blocks that held them."""
+    cdef Sequence sequence
+    cdef vector[vector[int32_t]] keep    # of each group
+    cdef vector[vector[int32_t]] blocks  # of each group, before the commit
+    cdef vector[int64_t] missing         # of each group
+    cdef int32_t length
+    cdef int32_t unmoved                 # leading tokens that stay in place in every group
+
+
+def compact(CacheState state not None, sequence, keep, moves):
+    """Keep the computed tokens of a sequence at the positions `keep`; see `PagedKVCache.compact`.
+
+    Parameters
+    ----------
+    keep : list
+        Positions for all groups, or one entry for each group.
+    moves : callable
+        Returns one `SlotMoves` for each group; an empty list for a cache without bytes.
+    """
+    cdef Plan plan
+    cdef list listed
+    cdef size_t group
+    converted = [as_integers(each, "kept position", ShapeError) for each in keep]
+    _guard = Held(state.lock)
+    state.begin()
+    plan = make_plan(state, require(state, sequence, True), converted)
+    if plan.length == plan.sequence.computed:
+        return
+    listed = moves()
+    for each in listed:
+        (<SlotMoves>each).reserve(plan.length)
+    if state.prefix is not None:
+        state.prefix.reserve_moves(1)
+    take_blocks(state, plan)
+    # The row has changed: from here on nothing fails.
+    for group in range(<size_t>len(listed)):
+        move_tokens(state, plan, group, <SlotMoves>listed[group])
+    shorten(state, plan)
+    for each in listed:
+        (<SlotMoves>each).finish()
+
+
+cdef Plan make_plan(CacheState state, Sequence sequence, list keep):
+    cdef Plan plan = Plan()
+    cdef KeptKeys keys
+    cdef size_t group, num_groups = <size_t>state.tables.num_groups
+    cdef const int32_t* row
+    cdef size_t count = <size_t>((sequence.computed + state.block_size - 1) // state.block_size)
+    if state.kept.size() > 0:
+        keys = state.kept[0]
+        reach = f"window of {keys.window}" if keys.chunk == 0 else f"chunk of {keys.chunk}"
+        raise UnsupportedOption(
+            f"group {keys.group} has a {reach} tokens, which counts positions; "
+            "compact serves caches whose groups see all tokens"
+        )
+    if state.states is not None:
+        raise UnsupportedOption(
+            f"sequence {sequence.id!r} has recurrent states, which cover every token; compact serves caches whose "
+            "layers all attend"
+        )
+    if state.tenants is not None:
+        raise UnsupportedOption(
+            "compact does not zero blocks that change their namespace; make the cache without scrub=True"
+        )
+    plan.sequence = sequence
+    plan.keep.resize(num_groups)
+    plan.blocks.resize(num_groups)
+    plan.missing.resize(num_groups)
+    plan.unmoved = INT32_MAX
+    for group in range(num_groups):
+        read_keep(plan, keep[0 if len(keep) == 1 else group], group)
+        row = state.tables.row_raw(sequence.row, <int64_t>group).data()
+        plan.blocks[group].assign(row, row + count)
+    return plan
+
+
+cdef int read_keep(Plan plan, Integers given, size_t group) except -1:
+    """Check and copy the kept positions of a group."""
+    cdef Sequence sequence = plan.sequence
+    cdef Py_ssize_t i
+    cdef int32_t before = -1, unmoved = 0
+    if given.is_scalar:
+        raise ShapeError("keep is a single number; give a list of positions")
+    if group > 0 and given.size != plan.length:
+        raise ShapeError(
+            f"keep has {given.size} positions for group {group} and {plan.length} for group 0; give equal numbers"
+        )
+    plan.length = <int32_t>given.size
+    for i in range(given.size):
+        if not 0 <= given.data[i] < sequence.computed:
+            give = f"0 to {sequence.computed - 1}" if sequence.computed > 0 else "an empty list"
+            raise ShapeError(
+                f"keep[{i}] is {given.data[i]}; sequence {sequence.id!r} has {sequence.computed} computed tokens: give "
+                f"{give}"
+            )
+        if given.data[i] <= before:
+            raise ShapeError(f"keep[{i}] is {given.data[i]} after {before}; positions must ascend: sort them")
+        before = given.data[i]
+        plan.keep[group].push_back(before)
+        if before == i:
+            unmoved += 1
+    plan.unmoved = min(plan.unmoved, unmoved)
+    return 0
+
+
+cdef int take_blocks(CacheState state, Plan plan) except -1:
+    """Give the sequence blocks of its own for the tokens that move, evicting cached blocks if free ones are short."""
+    cdef vector[int64_t] left
+    cdef vector[int32_t] none
+    cdef size_t group
+    cdef bint suffices = True, is_saved = state.observer is None
+    while not state.tables.try_compact_raw(plan.sequence.row, plan.unmoved, plan.length, plan.missing):
+        if state.prefix is None:
+            state.tables.fail_out_of_blocks()
+        left.assign(plan.missing.begin(), plan.missing.end())
+        subtract_evictable(state.prefix, left, [], none)
+        for group in range(left.size()):
+            suffices = suffices and left[group] <= 0
+        if suffices and not is_saved:
+            is_saved = True
+            state.observer.evicting(list(plan.missing))
+            continue
+        if not suffices or free_blocks(state.prefix, plan.missing) == 0:
+            state.tables.fail_out_of_blocks()
+    return 0
+
+
+cdef void move_tokens(CacheState state, Plan plan, size_t group, SlotMoves moves) noexcept:
+    """Move the kept tokens of a group together, from the first block that changes on."""
+    cdef int64_t size = state.block_size
+    cdef const int32_t* new = state.tables.row_raw(plan.sequence.row, <int64_t>group).data()
+    cdef const int32_t* old = plan.blocks[group].data()
+    cdef int64_t i, position
+    if plan.unmoved == plan.length:
+        return
+    for i in range(plan.unmoved // size * size, plan.length):
+        position = plan.keep[group][i]
+        moves.add(old[position // size] * size + position % size, new[i // size] * size + i % size)
+    moves.run()
+
+
+cdef void shorten(CacheState state, Plan plan) noexcept:
+    """Keep the ids of the kept tokens and of those that are not computed, and leave the prefix cache past `unmoved`."""
+    cdef Sequence sequence = plan.sequence
+    cdef int32_t known = 0, cached = 0, i, position, published
+    cdef int32_t waiting = max(0, sequence.known - sequence.computed)
+    for i in range(plan.length):
+        position = plan.keep[0][i]
+        if position < sequence.known:
+            sequence.ids[known] = sequence.ids[position]
+            known += 1
+        cached += position < sequence.cached
+    if waiting > 0:
+        memmove(sequence.ids + known, sequence.ids + sequence.computed, waiting * sizeof(int32_t))
+    sequence.known = known + waiting
+    sequence.cached = cached
+    sequence.dropped += sequence.computed - plan.length
+    sequence.computed = sequence.compacted = plan.length
+    if state.prefix is None:
+        return
+    sequence.hold.is_sealed = True
+    state.prefix.truncate(sequence, plan.unmoved)
+    if plan.unmoved < plan.length:  # the block of the first moved token is the sequence's own by now
+        published = min(sequence.hold.published, plan.unmoved // state.block_size)
+        state.prefix.shorten(sequence.hold, published)

@@ -1,0 +1,120 @@
+"""Truncate: forget the tokens of sequences past a length."""
+
+from libc.stdint cimport INT32_MAX, int32_t, int64_t
+
+from pagecore.cache.sequences._kept cimport KeptKeys, first_seen, sink_blocks
+from pagecore.cache.sequences._sequences cimport Sequence, require_each
+from pagecore.cache.state._state cimport CacheState, Held
+from pagecore.index._integers cimport Integers, as_integers
+from pagecore.index.tables._native cimport Int32s
+from pagecore.native.std cimport vector
+
+from pagecore.cache.sequences._sequences import as_list
+from pagecore.errors import ShapeError, UnsupportedOption
+
+
+def truncate(CacheState state not None, sequences, lengths):
+    """Forget the tokens of each sequence past a length; see `PagedKVCache.truncate`."""
+    cdef list shortened
+    cdef vector[int32_t] rows, kept, computed
+    cdef Sequence sequence
+    cdef size_t i
+    cdef KeptKeys keys
+    sequences = as_list(sequences)
+    numbers = listed_lengths(lengths, len(sequences))
+    _guard = Held(state.lock)
+    state.begin()
+    shortened = require_each(state, sequences, True)
+    for sequence, length in zip(shortened, numbers):
+        most = max(sequence.known, sequence.computed)
+        if not 0 <= length <= most:
+            raise ShapeError(f"length is {length}; sequence {sequence.id!r} has {most} tokens: give 0 to {most}")
+        if 0 < length < sequence.compacted:
+            raise UnsupportedOption(
+                f"length is {length}, but sequence {sequence.id!r} was compacted to {sequence.compacted} tokens, whose "
+                f"positions have gaps; give {sequence.compacted} to {most}, or 0 to compute it again"
+            )
+        rows.push_back(sequence.row)
+        kept.push_back(length)
+        computed.push_back(min(<int32_t>length, sequence.computed))
+        if state.states is not None:
+            check_state(state, sequence, computed.back())
+    for keys in state.kept:
+        check_windows(state, keys, rows, computed)
+    if state.prefix is not None:
+        state.prefix.reserve_moves(2 * len(shortened))
+    state.tables.truncate_raw(rows.data(), computed.data(), <Py_ssize_t>rows.size(), False)
+    # The rows have changed: from here on nothing fails.
+    if state.states is not None:
+        state.states.truncate_raw(Int32s(rows.data(), rows.size()), Int32s(computed.data(), computed.size()))
+    for i in range(rows.size()):
+        sequence = <Sequence>shortened[i]
+        if state.prefix is not None:
+            state.prefix.truncate(sequence, computed[i])
+            if computed[i] <= <int64_t>sequence.hold.publish_limit * state.block_size:
+                sequence.hold.publish_limit = INT32_MAX  # the row has none of the revoked blocks any more
+        sequence.known = min(sequence.known, kept[i])
+        sequence.computed = computed[i]
+        sequence.cached = min(sequence.cached, kept[i])
+        if kept[i] == 0:
+            forget_compaction(sequence)
+
+
+cdef void forget_compaction(Sequence sequence) noexcept:
+    """Let the positions of an empty sequence begin at 0 again, and its blocks be published."""
+    sequence.dropped = sequence.compacted = 0
+    if sequence.hold is not None:
+        sequence.hold.is_sealed = False
+
+
+cdef int check_state(CacheState state, Sequence sequence, int32_t length) except -1:
+    """Raise UnsupportedOption for a length at which a sequence has no recurrent state."""
+    cdef int32_t possible = state.states.resume_length_raw(sequence.row, length)
+    if possible != length:
+        raise UnsupportedOption(
+            f"length is {length}, but sequence {sequence.id!r} has no recurrent state after {length} tokens; give "
+            f"{possible}, {sequence.computed} or more, and compute the tokens after it again"
+            if possible else
+            f"length is {length}, but sequence {sequence.id!r} has no recurrent state after {length} tokens, and none "
+            f"before; give 0 to compute it again, or {sequence.computed} or more"
+        )
+    return 0
+
+
+cdef list listed_lengths(object lengths, Py_ssize_t count):
+    """Return one length for each of `count` sequences; `lengths` is an int for all, or one for each."""
+    cdef Integers given = as_integers(lengths, "length", ShapeError)
+    cdef list listed = []
+    cdef Py_ssize_t i
+    if given.is_scalar:
+        return [given.data[0]] * count
+    if given.size != count:
+        raise ShapeError(f"{given.size} lengths are given for {count} sequences; give one for each")
+    for i in range(count):
+        listed.append(given.data[i])
+    return listed
+
+
+cdef int check_windows(
+    CacheState state, const KeptKeys& keys, const vector[int32_t]& rows, const vector[int32_t]& lengths
+) except -1:
+    """Raise UnsupportedOption for a length at which keys that the next token sees were released."""
+    cdef size_t i
+    cdef int64_t held, holes, sinks = sink_blocks(keys, state.block_size)
+    cdef const int32_t* blocks
+    for i in range(rows.size()):
+        if lengths[i] == 0:
+            continue
+        blocks = state.tables.row_raw(rows[i], keys.group).data()
+        held = (<int64_t>lengths[i] + state.block_size - 1) // state.block_size
+        holes = min(sinks, held)
+        while holes < held and blocks[holes] == 0:
+            holes += 1
+        if holes > sinks and holes * state.block_size > first_seen(keys, lengths[i]):
+            reach = f"window of {keys.window}" if keys.chunk == 0 else f"chunk of {keys.chunk}"
+            raise UnsupportedOption(
+                f"length is {lengths[i]}, but the keys before position {holes * state.block_size} have left the "
+                f"{reach} tokens and were released; truncate by up to the spec's lookahead, or to 0 and compute the "
+                "sequence again"
+            )
+    return 0

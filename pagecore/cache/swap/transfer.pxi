@@ -1,0 +1,127 @@
+"""The blocks of sequences, or of encoder outputs, that move between a cache and one of its swap spaces."""
+
+from libc.stdint cimport int32_t
+from libcpp.algorithm cimport lower_bound, sort, unique
+
+from pagecore.cache.state._state cimport StoredBlocks, copy_vector
+from pagecore.index._integers cimport new_int32
+
+from pagecore.ops import transfer_blocks
+
+
+cdef class Transfer:
+    """Sequences that move together between one space and the cache: their blocks before and after.
+
+    A block that several of the sequences share is moved once.
+
+    Parameters
+    ----------
+    space : SwapSpace
+    sequences : list of Sequence
+    pools : tuple of BlockPool
+        Pools of the new blocks, one for each group.
+    """
+
+    def __cinit__(self, space, list sequences not None, tuple pools not None):
+        self.space = space
+        self.sequences = sequences
+        self.arriving = []
+        for _ in sequences:
+            self.arriving.append(StoredBlocks(pools))
+        self.lease = StoredBlocks(pools)
+
+    cdef int plan(self) except -1:
+        """List the distinct blocks of `old`, and allocate all memory that the new blocks need."""
+        cdef size_t group, i
+        cdef int32_t* data = NULL
+        cdef size_t num_groups = len(self.lease.pools)
+        cdef int32_t block
+        self.distinct.resize(num_groups)
+        for i in range(self.old.size()):
+            (<StoredBlocks>self.arriving[i]).reserve(self.old[i])
+            for group in range(num_groups):
+                for block in self.old[i][group]:
+                    if block != 0:
+                        self.distinct[group].push_back(block)
+        self.pairs = []
+        for group in range(num_groups):
+            sort(self.distinct[group].begin(), self.distinct[group].end())
+            self.distinct[group].erase(
+                unique(self.distinct[group].begin(), self.distinct[group].end()), self.distinct[group].end()
+            )
+            array = new_int32(<Py_ssize_t>(2 * self.distinct[group].size()), &data)
+            self.pair_data.push_back(data)
+            self.pairs.append(array.reshape(-1, 2))
+        self.lease.reserve(self.distinct)
+        return 0
+
+    def needed(self):
+        """Return the number of new blocks that each group needs."""
+        cdef size_t group
+        counts = []
+        for group in range(self.distinct.size()):
+            counts.append(self.distinct[group].size())
+        return counts
+
+    cdef bint take(self) noexcept:
+        """Take the new blocks and fill `pairs` and `arriving`; return False, with nothing taken, if some are short."""
+        cdef size_t group, i, k, place
+        cdef StoredBlocks arriving
+        if not self.lease.allocate():
+            return False
+        for group in range(self.distinct.size()):
+            for k in range(self.distinct[group].size()):
+                self.pair_data[group][2 * k] = self.distinct[group][k]
+                self.pair_data[group][2 * k + 1] = self.lease.blocks[group][k]
+            for i in range(self.old.size()):
+                arriving = <StoredBlocks>self.arriving[i]
+                for k in range(arriving.blocks[group].size()):
+                    if self.old[i][group][k] != 0:
+                        place = self.index_of(group, self.old[i][group][k])
+                        arriving.blocks[group][k] = self.lease.blocks[group][place]
+        return True
+
+    cdef int copy(self, planes) except -1:
+        """Copy the bytes of the blocks; `planes` is the stream, and (group, sources, targets) of each plane."""
+        stream, moved = planes
+        for group, sources, targets in moved:
+            transfer_blocks(sources, targets, self.pairs[group], stream=stream)
+        if stream is not None:
+            self.space.note_use()
+        return 0
+
+    cdef size_t index_of(self, size_t group, int32_t block) noexcept:
+        return <size_t>(
+            lower_bound(self.distinct[group].begin(), self.distinct[group].end(), block) - self.distinct[group].begin()
+        )
+
+
+cdef list plan_transfers(list moving, list spaces, list stored, tuple pools):
+    cdef Transfer transfer
+    cdef size_t i
+    cdef dict by_space = {}
+    for number in range(len(moving)):
+        by_space.setdefault(id(spaces[number]), []).append(number)
+    transfers = []
+    for numbers in by_space.values():
+        some = []
+        for number in numbers:
+            some.append(moving[number])
+        transfer = Transfer(spaces[numbers[0]], some, pools)
+        transfer.old.resize(len(some))
+        for i in range(transfer.old.size()):
+            copy_vector(transfer.old[i], (<StoredBlocks>stored[numbers[i]]).blocks)
+        transfer.plan()
+        transfers.append(transfer)
+    return transfers
+
+
+cdef list needed_by(list transfers, size_t num_groups):
+    cdef size_t group, count
+    needed = []
+    for group in range(num_groups):
+        count = 0
+        for each in transfers:
+            count += (<Transfer>each).distinct[group].size()
+        needed.append(count)
+    return needed

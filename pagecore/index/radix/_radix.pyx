@@ -1,0 +1,11 @@
+"""The prefix tree: its nodes in C++, and the classes around them."""
+
+include "namespace_key.pxi"
+include "query.pxi"
+include "values.pxi"
+include "options.pxi"
+include "core.pxi"
+include "lookup.pxi"
+include "insertion.pxi"
+include "journal.pxi"
+include "tree.pxi"

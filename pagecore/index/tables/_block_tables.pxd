@@ -1,5 +1,0 @@
-from pagecore.index.tables._table_steps cimport TableSteps
-
-
-cdef class BlockTables(TableSteps):
-    pass

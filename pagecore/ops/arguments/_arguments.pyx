@@ -1,0 +1,10 @@
+"""Conversion and checks of the arguments of functions on arrays."""
+
+include "checks.pxi"
+include "place.pxi"
+include "indices.pxi"
+include "numbers.pxi"
+include "formats.pxi"
+include "selected.pxi"
+include "tree.pxi"
+include "windows.pxi"

@@ -1,1 +1,0 @@
-# Everything in _indices is for cimport.

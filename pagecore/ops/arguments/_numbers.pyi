@@ -1,2 +1,0 @@
-# Everything else in _numbers is for cimport.
-SMALLEST_SOFTCAP: float

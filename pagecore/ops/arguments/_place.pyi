@@ -1,1 +1,0 @@
-# Everything in _place is for cimport.

@@ -1,0 +1,26 @@
+from typing import Any
+
+from pagecore.arrays import Tensor
+
+class Conversions: ...
+
+def quantize(x: Any, format: str, scale: Any = None, *, stream: Any = None) -> tuple[Any, Any]: ...
+def dequantize(
+    codes: Any, format: str, scales: Any = None, scale: Any = None, dtype: Any = "float32", *, stream: Any = None
+) -> Any: ...
+def quantize_state(state: Any, *, stream: Any = None) -> tuple[Any, Any]: ...
+def dequantize_state(codes: Any, scales: Any, *, out: Any = None, stream: Any = None) -> Any: ...
+def convert_slots(
+    planes: list[tuple[Tensor, Tensor, Tensor]], pairs: Any, restores: bool, stream: object = None
+) -> None: ...
+def transfer_blocks(
+    source_caches: Any,
+    target_caches: Any,
+    pairs: Any,
+    *,
+    source_scales: Any = None,
+    target_scales: Any = None,
+    independent: bool = False,
+    null_block: bool = True,
+    stream: Any = None,
+) -> None: ...

@@ -1,6 +1,0 @@
-from typing import Any
-
-def quantize(x: Any, format: str, scale: Any = None, *, stream: Any = None) -> tuple[Any, Any]: ...
-def dequantize(
-    codes: Any, format: str, scales: Any = None, scale: Any = None, dtype: Any = "float32", *, stream: Any = None
-) -> Any: ...

@@ -1,9 +1,0 @@
-from typing import Any
-
-from pagecore.arrays import Tensor
-
-def quantize_state(state: Any, *, stream: Any = None) -> tuple[Any, Any]: ...
-def dequantize_state(codes: Any, scales: Any, *, out: Any = None, stream: Any = None) -> Any: ...
-def convert_slots(
-    planes: list[tuple[Tensor, Tensor, Tensor]], pairs: Any, restores: bool, stream: object = None
-) -> None: ...

@@ -1,1 +1,0 @@
-# Everything in _block_checks is for cimport.

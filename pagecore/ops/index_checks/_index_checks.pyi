@@ -1,0 +1,3 @@
+# Everything in _block_checks is for cimport.
+
+def debug(on: bool | None = None) -> bool: ...

@@ -1,3 +1,0 @@
-from typing import Any
-
-def move_slots(caches: Any, source: Any, target: Any, *, stream: Any = None) -> None: ...

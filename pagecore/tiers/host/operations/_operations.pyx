@@ -1,0 +1,10 @@
+"""Operations on the host tree and the pools of a host tier: leases, backups, promotions, spills."""
+
+include "index.pxi"
+include "path.pxi"
+include "lease.pxi"
+include "backup.pxi"
+include "promotion.pxi"
+include "promote.pxi"
+include "tail.pxi"
+include "spill.pxi"
