@@ -42,7 +42,6 @@ cdef class RequestTable:
 
 cdef extern from "pagecore/index/slots/slot_allocator.hpp" namespace "pagecore" nogil:
     ctypedef span[const_int32] Lengths "std::span<const int32_t>"
-    ctypedef span[const_int64] SlotIds "std::span<const int64_t>"
 
     cdef cppclass NativeSlotAllocator "pagecore::SlotAllocator":
         NativeSlotAllocator(shared_ptr[NativeBlockPool] pool, int64_t block_size) except +raise_python_error

@@ -36,10 +36,6 @@ import numpy as np
 
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 
-cdef extern from "pagecore/arrays/dtypes/dtype.hpp" nogil:
-    enum:
-        E4M3_CODE "static_cast<int>(pagecore::DType::F8E4M3FN)"
-
 
 cdef Tensor key_plane(object array, int64_t dim, bint plain, const Place* place):
     """Return a checked plane of index keys: e4m3 codes, or plain numbers if `plain`."""
