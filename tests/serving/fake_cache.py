@@ -107,7 +107,8 @@ class FakeCache:
     def make_batch(self, max_sequences, max_tokens):
         return FakeBatch(max_sequences, max_tokens)
 
-    def add_sequence(self, tokens, id=None, *, namespace=None, max_tokens=None):
+    def add_sequence(self, tokens, id=None, *, namespace=None, max_tokens=None, spans=None):
+        # Token ids inside of a span differ by its digest.
         self._take_row()
         assert id not in self.sequences
         sequence = FakeSequence(tokens, id, self.block_size)
@@ -122,7 +123,7 @@ class FakeCache:
         self.sequences[id] = sequence
         return sequence
 
-    def match_length(self, tokens, *, namespace=None, max_tokens=None):
+    def match_length(self, tokens, *, namespace=None, max_tokens=None, spans=None):
         found = FakeSequence(tokens)
         found.namespace = namespace
         count, most = 0, len(tokens) - 1 if max_tokens is None else min(max_tokens, len(tokens) - 1)

@@ -56,12 +56,13 @@ class ModelStep:
     def __init__(self, rows, counts, num_decodes):
         self.rows, self.counts, self.num_decodes = rows, counts, num_decodes
         self.outputs, self.unsampled, self.is_committed = [], [], False
+        self.encoder_spans = []
 
 
 class SchedulerModel:
     def __init__(
         self, cache, *, space, max_running, max_tokens, overlap, policy, max_wait, prefill, chunk, share, ratio,
-        threshold=None, states_per_run=None, checkpoints=0,
+        threshold=None, states_per_run=None, checkpoints=0, encoder=None, outputs=(),
     ):  # fmt: skip
         self.cache, self.space, self.overlap, self.policy = cache, space, overlap, policy
         self.max_running = min(max_running, max_tokens, cache.max_sequences)
@@ -72,6 +73,7 @@ class SchedulerModel:
         self.budget = min(max_tokens, max(cache.num_available * cache.block_size, self.max_running))
         self.max_wait, self.share, self.threshold = max_wait, share, threshold
         self.prefill, self.chunk, self.checkpoints = prefill or self.budget, chunk or self.budget, checkpoints
+        self.encoder, self.outputs, self.encoded = encoder or math.inf, outputs, {}
         self.first_ratio = self.ratio = ratio
         self.running, self.waiting, self.open, self.delays = [], [], [], []
         self.pinned = None
@@ -125,8 +127,10 @@ class SchedulerModel:
         if not rows:
             return None
         step = ModelStep(rows, counts, sum(not row.is_prompt for row in rows))
-        for row, count in zip(rows, counts, strict=True):
+        self.encoded = {}
+        for place, (row, count) in enumerate(zip(rows, counts, strict=True)):
             self.list_outputs(step, row, count)
+            step.encoder_spans += [(place, *span) for span in self.encode(row, count)]
         if self.ratio is not None and before == self.preemptions:
             least = self.first_ratio * 0.14
             self.ratio = max(self.ratio - (self.first_ratio - least) / 600, least)
@@ -214,17 +218,21 @@ class SchedulerModel:
             counts[place] += count
             left -= count
         self.decode_counts = dict(zip(rows, counts, strict=True))
-        budget = min(left, self.prefill)
+        budget, self.encoded = min(left, self.prefill), {}
         for row in self.running:
             if row.is_prompt and budget > 0:
+                count = self.part(row, budget)
+                if not count:
+                    return rows, counts, 0
                 rows.append(row)
-                counts.append(self.part(row, budget))
-                budget -= counts[-1]
+                counts.append(count)
+                self.encode(row, count)
+                budget -= count
         return rows, counts, budget
 
     def part(self, row, budget):
         """Return the tokens of a prompt that a step computes, which end where the prompt keeps a checkpoint."""
-        count = min(row.left, budget, self.chunk)
+        count = self.before_span(row, min(row.left, budget, self.chunk))
         if not self.checkpoints or count <= self.cache.grid:
             return count
         computed, grid, near = row.sequence.num_computed_tokens, self.cache.grid, parts.NEAREST
@@ -236,6 +244,35 @@ class SchedulerModel:
         if end < len(row.tokens) and end // grid * grid > computed:
             end = end // grid * grid
         return end - computed
+
+    def missing_outputs(self, row, count):
+        """Return the spans that the next tokens of a prompt are in and whose outputs are nowhere."""
+        computed, length = row.sequence.num_computed_tokens, len(row.request.prompt)
+        ends = [(first, min(last, length), digest) for first, last, digest in row.request.spans or ()]
+        return [
+            (first, last, digest)
+            for first, last, digest in ends
+            if computed < last and first < computed + count and row.is_prompt
+            if digest not in self.outputs and digest not in self.encoded
+        ]
+
+    def before_span(self, row, count):
+        """Return `count`, or the tokens before the first span whose output no longer fits the step."""
+        coming = dict(self.encoded)
+        for first, last, digest in self.missing_outputs(row, count):
+            coming.setdefault(digest, last - first)
+            if sum(coming.values()) > self.encoder:
+                return max(first - row.sequence.num_computed_tokens, 0)
+        return count
+
+    def encode(self, row, count):
+        """Note the outputs that a part of a prompt needs; return the first span of each."""
+        spans = []
+        for first, last, digest in self.missing_outputs(row, count):
+            if digest not in self.encoded:
+                self.encoded[digest] = last - first
+                spans.append((first, last, digest))
+        return spans
 
     def order(self):
         late = [row for row in self.waiting if self.is_late(row)]
@@ -253,7 +290,7 @@ class SchedulerModel:
         return self.steps - row.since >= self.max_wait
 
     def match(self, row):
-        return self.cache.match_length(row.tokens, max_tokens=row.request.max_reused_tokens)
+        return self.cache.match_length(row.tokens, max_tokens=row.request.max_reused_tokens, spans=row.request.spans)
 
     def admit(self, rows, counts, budget):
         if budget <= 0 or self.free_rows() <= 0:
@@ -277,6 +314,10 @@ class SchedulerModel:
                 self.unpin(row)
                 skipped += 1
                 continue
+            if not self.part(row, budget):
+                if not row.sequence.is_swapped:
+                    self.unpin(row)
+                break
             if not self.fits(rows, needs, row):
                 stopped = self.next_row = row
                 break
@@ -286,6 +327,7 @@ class SchedulerModel:
                 self.cache.swap_in([row.sequence])
             rows.append(row)
             counts.append(self.part(row, budget))
+            self.encode(row, counts[-1])
             budget -= counts[-1]
             self.waiting.remove(row)
             self.running.append(row)
@@ -308,7 +350,8 @@ class SchedulerModel:
             if row is not self.pinned or self.match(row) <= row.sequence.num_cached_tokens:
                 return
             self.unpin(row)
-        row.sequence = self.cache.add_sequence(row.tokens, id=row, max_tokens=row.request.max_reused_tokens)
+        options = {"max_tokens": row.request.max_reused_tokens, "spans": row.request.spans}
+        row.sequence = self.cache.add_sequence(row.tokens, id=row, **options)
         self.pinned = row
 
     def unpin(self, row):
@@ -328,7 +371,8 @@ class SchedulerModel:
         for other, count in zip(rows, counts, strict=True):
             computed = other.sequence.num_computed_tokens
             is_next = other.is_prompt and (computed // size + 1) * size == end <= computed + count
-            if is_next and other.tokens[:end] == row.tokens[:end]:
+            is_alike = other.request.spans == row.request.spans
+            if is_next and is_alike and other.tokens[:end] == row.tokens[:end]:
                 return True
         return False
 

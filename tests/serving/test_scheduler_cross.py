@@ -213,3 +213,19 @@ def test_requests_that_do_not_fit_the_cache_are_refused():
 def test_bad_encoder_tokens_of_a_request_are_refused(options, error):
     with pytest.raises(error, match="cross_"):
         Request(1, [1], 1, **options)
+
+
+def test_encoder_outputs_of_cross_attention_count_once_for_a_digest():
+    engine = Transcriber(max_encoder_tokens=20)
+    digests, found = [b"a", b"a", b"b", None], []
+    for number, digest in enumerate(digests):
+        engine.add(number, [1, 2, 3], 2, cross_tokens=8, cross_digest=digest)
+    scheduler = engine.scheduler
+    while len(found) < 2:
+        step = scheduler.schedule()
+        found.append([run.request.id for run in step.runs])
+        scheduler.commit(step)
+        scheduler.accept(step, np.full(len(step.outputs), 5))
+    assert found == [[0, 1, 2], [0, 1, 2, 3]]
+    with pytest.raises(RequestError, match="encoder output of 18 tokens; a step may compute 17"):
+        Transcriber(max_encoder_tokens=17).add(0, [1], 1, cross_tokens=18)

@@ -53,8 +53,8 @@ class ModelCache:
     def __getattr__(self, name):
         return getattr(self.cache, name)
 
-    def add_sequence(self, tokens, id, max_tokens):
-        return ModelSequence(self.cache, self.cache.add_sequence(tokens, id=id, max_tokens=max_tokens))
+    def add_sequence(self, tokens, id, **options):
+        return ModelSequence(self.cache, self.cache.add_sequence(tokens, id=id, **options))
 
     def fork(self, sequence, id):
         return ModelSequence(self.cache, self.cache.fork(sequence.held, id=id))

@@ -8,14 +8,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pagecore.serving.scheduling.request import QueueFull, Request
+from pagecore.serving.scheduling.parts import longest_span
+from pagecore.serving.scheduling.request import QueueFull, Request, RequestError
 from pagecore.serving.scheduling.scheduler import Scheduler
 from tests.faults import is_full
 from tests.serving.fake_cache import FakeSpace
 from tests.serving.runs import next_token
 from tests.serving.scheduler_model import FifoCache, SchedulerModel
 
-DRAFT = 4_000
+DRAFT, SPAN = 4_000, 6_000
 STOPS = tuple(range(0, 1009, 9))
 
 
@@ -38,8 +39,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         ratio=st.sampled_from([None, None, 0.7, 0.3]),
         threshold=st.sampled_from([None, 0, 1]),
         queued=st.sampled_from([None, None, 1, 4]),
+        encoder=st.sampled_from([None, None, 3, 8]),
     )
-    def make(self, shape, swap_blocks, overlap, policy, max_wait, prefill, chunk, share, ratio, threshold, queued):
+    def make(
+        self, shape, swap_blocks, overlap, policy, max_wait, prefill, chunk, share, ratio, threshold, queued, encoder
+    ):  # fmt: skip
         block_size, num_blocks, max_running, max_tokens = shape
         threshold = threshold if policy == "priority" else None
         # The scheduler pins the prefixes of several requests before it swaps the first of them in; the model does not.
@@ -49,24 +53,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.start(
             caches, spaces, max_running=max_running, max_tokens=max_tokens, overlap=overlap, policy=policy,
             max_wait=max_wait, prefill=prefill, chunk=chunk, share=share and reuse, ratio=ratio, threshold=threshold,
-            queued=queued,
+            queued=queued, encoder=encoder,
         )  # fmt: skip
 
     def start(
         self, caches, spaces, *, max_running, max_tokens, overlap, policy, max_wait, prefill, chunk, share, ratio,
-        states_per_run=None, threshold=None, checkpoints=None, queued=None,
+        states_per_run=None, threshold=None, checkpoints=None, queued=None, encoder=None,
     ):  # fmt: skip
         """Make scheduler and model; the first cache and space are those of the scheduler."""
+        self.embeddings, self.encoder = set(), encoder
         self.scheduler = Scheduler(
             caches[0], swap_space=spaces[0], max_running=max_running, max_tokens_per_step=max_tokens, headroom=0.0,
             overlap=overlap, policy=policy, max_wait_steps=max_wait, max_prefill_tokens=prefill,
             chunked_prefill_size=chunk, share_prompts=share, new_token_ratio=ratio, states_per_run=states_per_run,
             preemption_threshold=threshold, prompt_checkpoints=checkpoints, max_queued=queued,
+            max_encoder_tokens=encoder, embeddings=self.embeddings,
         )  # fmt: skip
         self.model = SchedulerModel(
             caches[1], space=spaces[1], max_running=max_running, max_tokens=max_tokens, overlap=overlap, policy=policy,
             max_wait=max_wait, prefill=prefill, chunk=chunk, share=share, ratio=ratio, states_per_run=states_per_run,
-            threshold=threshold, checkpoints=checkpoints or 0,
+            threshold=threshold, checkpoints=checkpoints or 0, encoder=encoder, outputs=self.embeddings,
         )  # fmt: skip
         self.overlap, self.max_queued = overlap, queued
         self.steps, self.pairs, self.number = [], {}, 0
@@ -100,17 +106,28 @@ class SchedulerMachine(RuleBasedStateMachine):
         ignore_eos=st.booleans(),
         priority=st.integers(-1, 1),
         reused=st.sampled_from([None, None, None, 0, 5, 12]),
+        edges=st.lists(st.tuples(st.integers(0, 6), st.integers(1, 9), st.integers(0, 5)), max_size=4),
     )
-    def add(self, count, prompt, new, samples, shared, stops, least, ignore_eos, priority, reused):
+    def add(self, count, prompt, new, samples, shared, stops, least, ignore_eos, priority, reused, edges):
         for _ in range(count):
             ids = np.arange(prompt, dtype=np.int32) + 100 * self.number
             ids[:shared] = np.arange(prompt)[:shared]
+            spans, end = [], 0
+            for gap, length, digest in edges:
+                spans.append((end + gap, end + gap + length, digest))
+                end = spans[-1][1]
+                ids[spans[-1][0] : end] = SPAN + digest
             request = Request(
                 self.number, ids, new, samples, stop_token_ids=STOPS if stops else (),
                 min_new_tokens=min(least, new), ignore_eos=ignore_eos, priority=priority, max_reused_tokens=reused,
+                spans=spans or None,
             )  # fmt: skip
             limits = self.scheduler.max_length, self.scheduler.max_running
             if request.num_slots > limits[0] or samples > limits[1]:
+                return
+            if longest_span(spans, prompt) > (self.encoder or prompt):
+                with pytest.raises(RequestError, match=f"an encoder output of {longest_span(spans, prompt)} tokens"):
+                    self.scheduler.add(request)
                 return
             self.number += 1
             displaced = self.model.displaced_by(request, self.max_queued)
@@ -140,6 +157,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert [name(run) for run in step.runs] == [row.name for row in expected.rows]
         assert step.counts == expected.counts
         assert step.num_decodes == expected.num_decodes
+        assert step.encoder_spans == expected.encoder_spans
         assert [name(run) for run in step.outputs] == [row.name for row in expected.outputs]
         for run, row in zip(step.outputs, expected.outputs, strict=True):
             self.pairs[name(run)] = run, row
@@ -159,6 +177,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def commit(self):
         step, expected = self.steps[-1]
         self.compute(step)
+        self.embeddings.update(digest for *_, digest in step.encoder_spans if self.choice.random() < 0.8)
+        if self.embeddings and self.choice.random() < 0.3:
+            self.embeddings.pop()
         accepted = None
         if step.has_drafts:
             most = step.counts[: step.num_decodes] + [1] * (len(step.outputs) - step.num_decodes)

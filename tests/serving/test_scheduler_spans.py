@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pagecore import AttentionSpec, PagedKVCache, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore import AttentionSpec, EmbeddingCache, PagedKVCache, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.serving import DraftTree, Request, RequestError, Scheduler
 from pagecore.serving.scheduling.parts import PromptParts, longest_span
 
@@ -153,11 +153,11 @@ def test_a_span_waits_for_a_step_with_room_and_nothing_passes_it():
 def test_admissions_end_with_a_run_that_has_no_tokens_in_the_step(monkeypatch):
     counted, count = set(), PromptParts.count
 
-    def count_once(parts, run, budget):
+    def count_once(parts, run, budget, load):
         """Leave the third run without tokens when it is counted again, as if it had lost its cached prefix since."""
         is_again = run in counted
         counted.add(run)
-        return 0 if is_again and run.request.id == 2 and run not in later else count(parts, run, budget)
+        return 0 if is_again and run.request.id == 2 and run not in later else count(parts, run, budget, load)
 
     monkeypatch.setattr(PromptParts, "count", count_once)
     scheduler, later = wholes(), set()
@@ -255,7 +255,7 @@ def test_a_step_has_no_trees_if_their_rows_are_too_short_for_a_span(first, lengt
 @pytest.mark.parametrize("seed", range(6))
 def test_whole_spans_hold_in_random_schedules(seed):
     random = np.random.default_rng(seed)
-    options = {"max_prefill_tokens": 60} if seed % 3 == 1 else {"chunked_prefill_size": 50} if seed % 3 == 2 else {}
+    options = ({"max_encoder_tokens": 50}, {"max_prefill_tokens": 60}, {"chunked_prefill_size": 50})[seed % 3]
     scheduler = wholes(40, max_tokens_per_step=64, max_running=5, policy=("fcfs", "lpm")[seed % 2], **options)
     requests = []
     for number in range(25):
@@ -268,3 +268,65 @@ def test_whole_spans_hold_in_random_schedules(seed):
     for request, ends in zip(served, ends_of(scheduler, *served), strict=True):
         length = len(request.prompt)
         assert not any(first < end < min(last, length) for end in ends for first, last, _ in request.spans)
+
+
+def test_a_step_computes_encoder_outputs_within_their_budget():
+    embeddings = EmbeddingCache("1MiB")
+    scheduler = make(max_encoder_tokens=20, embeddings=embeddings)
+    prompts = np.arange(3 * 24).reshape(3, 24)
+    spans = [[(2, 12, b"cat"), (12, 20, b"dog")], [(0, 10, b"cat"), (20, 24, b"owl")], None]
+    for number, each in enumerate(spans):
+        scheduler.add(Request(number, prompts[number], 1, spans=each))
+    counts, encoded = [], []
+    while (step := scheduler.schedule()) is not None:
+        counts.append(step.counts)
+        encoded.append(step.encoder_spans)
+        for *_, digest in step.encoder_spans:
+            embeddings.put(digest, np.zeros(8))
+        scheduler.commit(step)
+        scheduler.accept(step, np.full(len(step.outputs), 5))
+    assert counts == [[24, 20, 24], [4]]
+    assert encoded == [[(0, 2, 12, b"cat"), (0, 12, 20, b"dog")], [(0, 20, 24, b"owl")]]
+
+
+def test_without_kept_outputs_each_part_of_a_span_counts():
+    scheduler = make(max_encoder_tokens=10, chunked_prefill_size=8)
+    scheduler.add(Request(0, np.zeros(24, np.int32), 1, spans=[(4, 14, b"cat"), (14, 20, b"dog")]))
+    scheduler.add(Request(1, np.ones(24, np.int32), 1, spans=[(4, 14, b"cat")]))
+    counts, encoded = [], []
+    while (step := scheduler.schedule()) is not None:
+        counts.append(step.counts)
+        encoded.append([digest for *_, digest in step.encoder_spans])
+        scheduler.commit(step)
+        scheduler.accept(step, np.full(len(step.outputs), 5))
+    assert counts == [[8, 8], [6, 8], [8, 8], [2]]
+    assert encoded == [[b"cat"], [b"cat"], [b"dog"], []]
+
+
+def test_an_encoder_output_above_the_budget_is_refused():
+    scheduler = make(max_encoder_tokens=10, embeddings={b"cat"})
+    with pytest.raises(RequestError, match="encoder output of 11 tokens; a step may compute 10: raise max_encoder_tok"):
+        scheduler.add(Request(0, PROMPT, 1, spans=[(13, 99, b"cat")]))
+    assert not scheduler.waiting
+    for options, error in [
+        ({"max_encoder_tokens": 0}, ShapeError),
+        ({"embeddings": 5}, UnsupportedOption),
+        ({"embeddings": "digests"}, UnsupportedOption),
+    ]:
+        with pytest.raises(error):
+            make(**options)
+
+
+def test_nothing_gives_way_to_a_request_whose_span_waits():
+    options = {"policy": "priority", "preemption_threshold": 0, "max_encoder_tokens": 10}
+    scheduler = make(num_blocks=14, **options)
+    low = scheduler.add(Request(0, np.zeros(12, np.int32), 20))
+    step = scheduler.schedule()
+    scheduler.commit(step)
+    scheduler.accept(step, [5])
+    for number in (1, 2):
+        prompt = np.full(28 - 8 * number, number, np.int32)
+        scheduler.add(Request(number, prompt, 2, priority=3 - number, spans=[(0, 10, number)]))
+    assert scheduler.schedule().counts == [1, 20]
+    assert scheduler.num_preemptions == 0
+    assert low in scheduler.running

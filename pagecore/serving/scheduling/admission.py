@@ -53,6 +53,7 @@ class Admission:
         self._free_states = limits.state_rows - reserved
         self.stopped_at: Run | None = None
         self._is_closed = self._budget <= 0 or self._free_rows <= 0
+        self._waits_for_part = False
         self._queue: Queue | None = None
         if self._is_closed:
             return
@@ -87,10 +88,11 @@ class Admission:
     def next_run(self) -> Run | None:
         """The first run of the queue that would continue if it had room; None if there is none.
 
-        A step that decodes have filled has a token for it when one of them gives way.
+        A step that decodes have filled has a token for it when one of them gives way. Nothing gives way to a run of
+        which only a span waits for a later step.
         """
         has_tokens = self._budget > 0 or sum(self._rows.decode_counts) == self._limits.budget
-        if not has_tokens or not self._roster.waiting:
+        if not has_tokens or self._waits_for_part or not self._roster.waiting:
             return None
         if self._queue is None:
             return Queue(self._roster, self._limits).first
@@ -131,6 +133,7 @@ class Admission:
         stage: list[Run] = []
         delayed: dict[Run, int] = {}
         budget, free_rows, free_states = self._budget, self._free_rows, self._free_states
+        load = self._rows.load.copy()
         queue = self._queue
         assert queue is not None  # admissions that are closed from the start take nothing
         taken = queue.take(size)
@@ -147,14 +150,15 @@ class Admission:
                 self._roster.delay(run)
                 queue.num_skipped += 1
                 continue
-            count = self._limits.parts.count(run, budget)
+            count = self._limits.parts.count(run, budget, load)
             if not count:
-                is_delayed = self._limits.parts.trees_delay(run, budget)
+                is_delayed = self._limits.parts.trees_delay(run, budget, load)
                 self._rows.trees_delay_span = is_delayed and self._fits([*stage, run])
                 self._unpin([run])
-                self._is_closed = True
+                self._is_closed = self._waits_for_part = True
                 break
             stage.append(run)
+            load.add(run, count)
             if self._shared is not None:
                 self._shared.add(run, count)
             budget -= count
@@ -220,9 +224,10 @@ class Admission:
     def _admit(self, run: Run) -> None:
         run.came_late = self._queue is not None and self._queue.is_late(run)
         self._roster.admit(run)
-        count = self._limits.parts.count(run, self._budget)
+        count = self._limits.parts.count(run, self._budget, self._rows.load)
         if count:
             self._rows.add(run, count)
+            self._rows.load.add(run, count)
             self._needs += self._with_future([run], [run.num_tokens_left])
         else:
             # Prefixes of the stage were pinned again and became shorter: the run has its row in a later step.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pagecore.cache.memory.demand import PROMPT_TOKENS
 from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.serving.scheduling.encoding import check_outputs
 from pagecore.serving.scheduling.future import future_ratios
 from pagecore.serving.scheduling.parts import PromptParts, choose_parts, longest_span
 from pagecore.serving.scheduling.request import RequestError
@@ -15,6 +16,7 @@ from pagecore.storage.checks import INT32_MAX, as_float, flag, require_int, show
 
 if TYPE_CHECKING:
     from pagecore.cache import PagedKVCache, SwapSpace
+    from pagecore.serving.scheduling.encoding import Outputs
     from pagecore.serving.scheduling.future import Ratios
     from pagecore.serving.scheduling.request import Request
 
@@ -52,6 +54,10 @@ class Limits:
         Prompt tokens of one step.
     parts : PromptParts
         Tokens of one prompt in one step.
+    encoder_tokens : int or None
+        Tokens of the encoder outputs that one step may compute; None for any number.
+    embeddings : container of (bytes or int)
+        Digests of the encoder outputs that are kept from earlier steps.
     span_tokens : int
         Tokens of the longest span that a step can compute as a whole.
     policy : str
@@ -81,6 +87,8 @@ class Limits:
     state_rows: int
     prefill_tokens: int
     parts: PromptParts
+    encoder_tokens: int | None
+    embeddings: Outputs
     span_tokens: int
     policy: str
     max_wait_steps: int
@@ -110,6 +118,15 @@ class Limits:
                 "raise max_running (and max_tokens_per_step, and max_sequences of the cache), or use fewer samples"
             )
 
+    def check_encoder(self, request: Request) -> None:
+        """Raise `RequestError` for an encoder output that no step may compute."""
+        longest = max(longest_span(request.spans or (), len(request.prompt)), request.cross_tokens or 0)
+        if self.encoder_tokens is not None and longest > self.encoder_tokens:
+            raise RequestError(
+                f"request {request.id} has an encoder output of {longest} tokens; a step may compute "
+                f"{self.encoder_tokens}: raise max_encoder_tokens, or split the image or the audio"
+            )
+
     def check_spans(self, request: Request) -> None:
         """Raise `RequestError` for a span that no step can compute as a whole, if steps must."""
         if not self.parts.whole_spans or request.spans is None:
@@ -137,6 +154,8 @@ def choose_limits(
     chunked_prefill_size: int | None,
     prompt_checkpoints: int | None,
     whole_spans: bool,
+    max_encoder_tokens: int | None,
+    embeddings: Outputs,
     share_prompts: bool,
     new_token_ratio: float | None,
     conservativeness: float,
@@ -176,6 +195,8 @@ def choose_limits(
         state_rows=state_rows,
         prefill_tokens=prefill_tokens,
         parts=parts,
+        encoder_tokens=None if max_encoder_tokens is None else require_int("max_encoder_tokens", max_encoder_tokens),
+        embeddings=check_outputs(embeddings),
         span_tokens=min(prefill_tokens, parts.chunk, cache.max_step_tokens),
         policy=check_order(policy),
         max_wait_steps=require_int("max_wait_steps", max_wait_steps),

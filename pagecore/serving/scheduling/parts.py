@@ -24,12 +24,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pagecore.errors import UnsupportedOption
+from pagecore.serving.scheduling.encoding import UNLIMITED
 from pagecore.storage import StateSpec
 from pagecore.storage.checks import flag, require_int, shown
 
 if TYPE_CHECKING:
     from pagecore.cache import PagedKVCache, Sequence
     from pagecore.cache.prefix.retention import Spans
+    from pagecore.serving.scheduling.encoding import EncoderLoad
     from pagecore.serving.scheduling.request import Run
 
 __all__ = ["DEFAULT_CHECKPOINTS", "PromptParts", "choose_parts", "longest_span"]
@@ -65,12 +67,13 @@ class PromptParts:
     whole_spans: bool = False
     tree_tokens: int = 0
 
-    def count(self, run: Run, budget: int) -> int:
+    def count(self, run: Run, budget: int, load: EncoderLoad = UNLIMITED) -> int:
         """Return the tokens of the next part of a prompt whose run has a sequence, at most `budget`.
 
-        0 if the part would end inside a span for which there is no room.
+        0 if the part would end inside a span for which there is no room, or begins with one whose encoder output does
+        not fit the load.
         """
-        most = min(run.num_tokens_left, budget, self.tree_tokens or budget, self.chunk)
+        most = load.fit(run, min(run.num_tokens_left, budget, self.tree_tokens or budget, self.chunk))
         count = self._up_to_checkpoint(run, most)
         if not self.whole_spans or run.request.spans is None:
             return count
@@ -78,9 +81,9 @@ class PromptParts:
         end = _end_outside(run.request.spans, computed, computed + count, len(run.request.prompt))
         return end - computed if end <= computed + most else 0
 
-    def trees_delay(self, run: Run, budget: int) -> bool:
+    def trees_delay(self, run: Run, budget: int, load: EncoderLoad) -> bool:
         """Return True if a prompt without a part in a step with trees would have one in a step without them."""
-        return self.tree_tokens > 0 and replace(self, tree_tokens=0).count(run, budget) > 0
+        return self.tree_tokens > 0 and replace(self, tree_tokens=0).count(run, budget, load) > 0
 
     def cut(self, runs: list[Run], budgets: list[int]) -> list[int]:
         """Return the tokens of the next parts of prompts with a budget each, in order; none passes another.

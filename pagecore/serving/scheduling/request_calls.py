@@ -42,7 +42,8 @@ class SchedulerRequests(SchedulerView):
             `max_queued` requests wait, and none of them has to leave for this one; nothing is queued.
         RequestError
             The cache cannot hold the request even alone, the request has more samples than can run at once, or with
-            `whole_spans` a span that is longer than a step; nothing is queued.
+            `whole_spans` a span that is longer than a step, or an encoder output of more than `max_encoder_tokens`;
+            nothing is queued.
         UnsupportedOption
             `request` is not a Request, has encoder tokens for a cache without cross attention, or has none for a cache
             with it; a `cache_priority` for a cache with another policy than "priority".
@@ -54,6 +55,7 @@ class SchedulerRequests(SchedulerView):
             raise UnsupportedOption(f"expected a Request, got {shown(request)}")
         self.check_request(request.id, len(request.prompt), request.max_new_tokens, request.samples)
         self._limits.check_spans(request)
+        self._limits.check_encoder(request)
         check_cross(request.id, getattr(self.cache, "max_cross_tokens", None), request.cross_tokens)
         check_retention(self.cache, request)
         displaced = self._displaced_by(request)

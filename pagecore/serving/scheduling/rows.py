@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pagecore.serving.scheduling.encoding import UNLIMITED, EncoderLoad
+
 if TYPE_CHECKING:
     from pagecore.cache import Sequence
     from pagecore.serving.scheduling.drafts import Drafts
@@ -27,6 +29,7 @@ class StepRows:
     num_decodes: int
     drafts: Drafts | None = None
     has_drafts: bool = False
+    load: EncoderLoad = UNLIMITED
     trees_delay_span: bool = False  # a prompt waits with a span that only trees leave without room
     options: dict[str, Any] = field(default_factory=dict)  # those of `prepare`, for the drafts
 
@@ -98,7 +101,8 @@ def select(roster: Roster, limits: Limits, drafts: Drafts | None = None) -> tupl
     """
     decodes = list_decodes(roster)
     sequences: list[Sequence] = [run.held for run in decodes]  # type: ignore[misc]
-    rows = StepRows(decodes, sequences, [1] * len(decodes), len(decodes))
+    load = EncoderLoad(limits.encoder_tokens, limits.embeddings)
+    rows = StepRows(decodes, sequences, [1] * len(decodes), len(decodes), load=load)
     num_drafts = 0 if drafts is None else rows.add_drafts(drafts, limits)
     budget = min(limits.budget - len(decodes) - num_drafts, limits.prefill_tokens)
     for run in roster.running:
@@ -106,10 +110,11 @@ def select(roster: Roster, limits: Limits, drafts: Drafts | None = None) -> tupl
             continue
         if not budget:
             break
-        count = limits.parts.count(run, budget)
+        count = limits.parts.count(run, budget, rows.load)
         if not count:  # a span of it waits for a step with more room, and no other prompt passes it
-            rows.trees_delay_span = limits.parts.trees_delay(run, budget)
+            rows.trees_delay_span = limits.parts.trees_delay(run, budget, rows.load)
             return rows, 0
         rows.add(run, count)
+        rows.load.add(run, count)
         budget -= count
     return rows, budget

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pagecore.cache import Batch
+    from pagecore.serving.scheduling.encoding import EncoderSpan
     from pagecore.serving.scheduling.request import Run
 
 __all__ = ["Step", "StepState", "no_indices"]
@@ -67,6 +68,9 @@ class Step:
         the engine writes them.
     parents : list of (int64 array or None), optional
         In a step with trees of drafts, the parents of the tokens of each row, as for `PagedKVCache.prepare`.
+    encoder_spans : list of EncoderSpan
+        The spans whose outputs the step needs and the `embeddings` of the scheduler do not have, as (row, start, end,
+        digest); of equal digests the first one.
     accepted : list of int, optional
         Tokens that each output gains; set by the commit of a step with drafts.
     index_ns : int
@@ -88,6 +92,7 @@ class Step:
     unknown_outputs: NDArray[np.int64] = field(default_factory=no_indices)
     draft_positions: NDArray[np.int64] = field(default_factory=no_indices)
     parents: list[NDArray[np.int64] | None] | None = None
+    encoder_spans: list[EncoderSpan] = field(default_factory=list)
     accepted: list[int] | None = None
     state: StepState = StepState.SCHEDULED
     finished: tuple[Run, ...] = ()

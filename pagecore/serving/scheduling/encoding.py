@@ -1,0 +1,131 @@
+"""Outputs of encoders that the prompts of a step need, and the budget of their tokens.
+
+An encoder takes as long for an image as the decoder for many tokens of text: a step that computes the first tokens of
+ten images makes all decodes wait for ten passes of the encoder. A budget limits the tokens of these outputs. An output
+counts if a step computes tokens of its span, or of a prompt with cross attention that has not written it, and if it is
+neither kept from earlier steps nor needed by an earlier row of the same step. A part of a prompt ends in front of the
+span whose output no longer fits:
+
+    |---- text ----|== image, 700 ==|-- text --|== image, 700 ==|---|    budget: 1,000 encoder tokens
+    first part: ------------------------------>|
+                                    second part:-------------------->
+
+Prompts after one without a part wait with it. The first prompt of a step has the whole budget, in which every output
+fits, so that it always has a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Hashable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from pagecore.errors import UnsupportedOption
+from pagecore.storage.checks import shown
+
+if TYPE_CHECKING:
+    from pagecore.serving.scheduling.request import Run
+
+__all__ = ["UNLIMITED", "EncoderLoad", "EncoderSpan", "Outputs", "check_outputs", "encoder_spans"]
+
+# Digests of the encoder outputs that are kept from earlier steps.
+Outputs = Container[bytes | int]
+
+
+class EncoderSpan(NamedTuple):
+    """A span whose embeddings a step needs: its row in the step, its positions [start, end) in the prompt."""
+
+    row: int
+    start: int
+    end: int
+    digest: bytes | int
+
+
+def check_outputs(embeddings: Outputs) -> Outputs:
+    """Return `embeddings`; raise UnsupportedOption if it cannot be asked for digests."""
+    if not hasattr(type(embeddings), "__contains__") or isinstance(embeddings, str | bytes):
+        raise UnsupportedOption(
+            f"embeddings is {shown(embeddings)}; expected an EmbeddingCache, or another container of digests"
+        )
+    return embeddings
+
+
+def _spans(run: Run, count: int, outputs: Outputs) -> Iterator[tuple[int, int, bytes | int]]:
+    """Yield the spans of which the next `count` tokens of a prompt have a part and whose outputs are not kept."""
+    computed, length = run.sequence.num_computed_tokens, len(run.request.prompt)
+    for first, last, digest in run.request.spans or ():
+        if first >= computed + count:
+            return
+        if min(last, length) > computed and digest not in outputs:
+            yield first, min(last, length), digest
+
+
+def encoder_spans(runs: list[Run], counts: list[int], num_decodes: int, outputs: Outputs) -> list[EncoderSpan]:
+    """Return the spans whose outputs the rows of a step need and that are not kept; the first span of each digest."""
+    found: dict[bytes | int, EncoderSpan] = {}
+    for row in range(num_decodes, len(runs)):
+        if runs[row].request.spans is not None:
+            for first, last, digest in _spans(runs[row], counts[row], outputs):
+                found.setdefault(digest, EncoderSpan(row, first, last, digest))
+    return list(found.values())
+
+
+class EncoderLoad:
+    """Encoder outputs of one step.
+
+    Parameters
+    ----------
+    most : int or None
+        Tokens of the outputs that the step may compute; None for any number.
+    outputs : container of (bytes or int)
+        Digests of the outputs that are kept.
+    """
+
+    def __init__(self, most: int | None, outputs: Outputs) -> None:
+        self._left = most
+        self._outputs = outputs
+        self._keys: set[Hashable] = set()
+
+    def copy(self) -> EncoderLoad:
+        """Return a load to which parts can be added on trial."""
+        load = EncoderLoad(self._left, self._outputs)
+        load._keys = set(self._keys)
+        return load
+
+    def fit(self, run: Run, count: int) -> int:
+        """Return the tokens of a part of up to `count` tokens whose outputs fit."""
+        left = self._left
+        if left is None:
+            return count
+        keys: set[Hashable] = set()
+        for first, size, key in self._needed(run, count):
+            if key not in keys:
+                keys.add(key)
+                left -= size
+            if left < 0:
+                return max(first - run.sequence.num_computed_tokens, 0)
+        return count
+
+    def add(self, run: Run, count: int) -> None:
+        """Count the outputs that a part of a prompt needs."""
+        if self._left is None:
+            return
+        for _, size, key in list(self._needed(run, count)):
+            if key not in self._keys:
+                self._keys.add(key)
+                self._left -= size
+
+    def _needed(self, run: Run, count: int) -> Iterator[tuple[int, int, Hashable]]:
+        """Yield position, tokens and key of each output that a part needs and that does not count yet."""
+        request, sequence = run.request, run.sequence
+        if request.cross_tokens and not sequence.is_cross_written:
+            digest = request.cross_digest
+            key = run if digest is None else (request.namespace, digest)
+            if key not in self._keys:
+                yield sequence.num_computed_tokens, request.cross_tokens, key
+        for first, last, digest in _spans(run, count, self._outputs):
+            if digest not in self._keys:
+                yield first, last - first, digest
+
+
+# For parts whose outputs count elsewhere; nothing is added to it.
+UNLIMITED = EncoderLoad(None, ())
