@@ -83,6 +83,16 @@ def test_bad_blocks_are_refused_and_nothing_changes(pool, method, blocks, error)
     pool.check_invariants()
 
 
+def test_a_refusal_names_what_was_wrong():
+    pool = BlockPool(4)
+    for refused, text in (
+        (lambda: pool.share(1), "block 1 cannot be shared: it is free; share a block while it has references"),
+        (lambda: pool.free(1), "block 1 cannot be freed: it is free, or the list drops more references than it has"),
+    ):
+        with pytest.raises(DoubleFree, match=text):
+            refused()
+
+
 @pytest.mark.parametrize("blocks", [[4, 4], [5, 5, 5], [1, 2, 1], [4, 7, 4]])
 def test_a_list_with_more_references_than_a_block_has_changes_nothing(pool, blocks):
     before = snapshot(pool)

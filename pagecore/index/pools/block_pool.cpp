@@ -11,6 +11,8 @@ namespace pagecore {
 namespace {
 
 constexpr int32_t kMaxRefCount = std::numeric_limits<int32_t>::max();
+constexpr const char* kOverdrawn = "it is free, or the list drops more references than it has";
+constexpr const char* kDropOnce = "drop every reference once";
 
 BlockId checked_num_blocks(int64_t num_blocks) {
   PC_EXPECTS(num_blocks >= 2, ShapeError, "num_blocks is ", num_blocks,
@@ -42,7 +44,7 @@ void BlockPool::share(std::span<const BlockId> blocks) {
     const BlockId block = blocks[i];
     if (!is_held(block) || ref_count_[static_cast<size_t>(block)] == kMaxRefCount) [[unlikely]] {
       undo_shares(blocks.first(i));
-      refuse(block, "shared");
+      refuse(block, "shared", "it is free", "share a block while it has references");
     }
     ++ref_count_[static_cast<size_t>(block)];
   }
@@ -59,7 +61,7 @@ BlockId BlockPool::free(std::span<const BlockId> blocks) {
   });
   if (done < blocks.size()) [[unlikely]] {
     undo_drops(blocks.first(done));
-    refuse(blocks[done], "freed");
+    refuse(blocks[done], "freed", kOverdrawn, kDropOnce);
   }
   return free_.size() - before;
 }
@@ -75,7 +77,7 @@ BlockId BlockPool::retire(std::span<const BlockId> blocks, int64_t step) {
     if (!is_held(block)) [[unlikely]] {
       undo_retirements(blocks.first(i), chain, before);
       if (chain.head == kNullBlock) retired_.erase(at);
-      refuse(block, "retired");
+      refuse(block, "retired", kOverdrawn, kDropOnce);
     }
     if (--ref_count_[static_cast<size_t>(block)] == 0) append(chain, block);
   }
@@ -143,7 +145,7 @@ void BlockPool::append(Chain& chain, BlockId block) {
   ++num_retired_;
 }
 
-void BlockPool::refuse(BlockId block, const char* verb) const {
+void BlockPool::refuse(BlockId block, const char* verb, const char* free, const char* remedy) const {
   PC_EXPECTS(block >= 0 && block < num_blocks_, InvalidBlock, "block ", block, " cannot be ", verb,
              ": it is outside its pool of ", num_blocks_, " blocks; ids run from 1 to ", num_blocks_ - 1);
   PC_EXPECTS(block != kNullBlock, InvalidBlock, "block 0 cannot be ", verb,
@@ -152,8 +154,7 @@ void BlockPool::refuse(BlockId block, const char* verb) const {
   PC_EXPECTS(count < kMaxRefCount, ShapeError, "block ", block, " cannot be ", verb, ": it has ", count,
              " references, the maximum; free some first");
   fail(ErrorKind::DoubleFree, "block ", block, " cannot be ", verb, ": ",
-       count == kRetired ? "it is retired already" : "it is free, or the list drops more references than it has",
-       "; drop every reference once");
+       count == kRetired ? "it is retired already" : free, "; ", remedy);
 }
 
 void BlockPool::undo_shares(std::span<const BlockId> blocks) {

@@ -77,7 +77,7 @@ class BlockPool {
     return static_cast<uint32_t>(block) < static_cast<uint32_t>(num_blocks_) &&
            ref_count_[static_cast<size_t>(block)] > 0;
   }
-  [[noreturn, gnu::cold]] void refuse(BlockId block, const char* verb) const;
+  [[noreturn, gnu::cold]] void refuse(BlockId block, const char* verb, const char* free, const char* remedy) const;
   void undo_shares(std::span<const BlockId> blocks);
   void undo_drops(std::span<const BlockId> blocks);
   void undo_retirements(std::span<const BlockId> blocks, Chain& chain, Chain before);
