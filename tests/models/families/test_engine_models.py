@@ -69,8 +69,8 @@ CONFIGS = {
         [("latent", 512, 64, None)] * 4,
     ),
     "minicpm_sala": (
-        {**SMALL, "mixer_types": ["minicpm4", "lightning-attn"], "lightning_nkv": 8, "lightning_head_dim": 128},
-        [FULL, ("state", (8, 128, 128))] * 4,
+        {**SMALL, "mixer_types": ["minicpm4", "lightning-attn"], "lightning_nh": 16, "lightning_head_dim": 128},
+        [FULL, ("state", (16, 128, 128))] * 4,
     ),
     "moondream3": ({"config": {}}, [("attention", 32, 64, None)] * 24),
     "nanbeige": ({**SMALL, "num_loops": 3}, [FULL] * 24),

@@ -80,15 +80,18 @@ def delta_rule_of_jet(fields: Fields, dtypes: Dtypes) -> Planes:
 
 
 def lightning_of_minicpm(fields: Fields, dtypes: Dtypes) -> Planes:
-    """Lightning attention of MiniCPM-SALA, with the key-value heads and the dim of attention unless it has its own."""
-    heads, dim = "lightning_nkv", "lightning_head_dim"
+    """Lightning attention of MiniCPM-SALA, with the heads and the dim of attention unless it has its own.
+
+    Each query head has a state: heads that share keys differ in their decay.
+    """
+    heads, dim = "lightning_nh", "lightning_head_dim"
     own_dim = fields.value(dim) is not None or fields.value("head_dim") is not None
     size = (
         fields.integer(dim if fields.value(dim) is not None else "head_dim")
         if own_dim
         else fields.integer("hidden_size") // fields.integer("num_attention_heads")
     )
-    count = fields.integer(heads if fields.value(heads) is not None else "num_key_value_heads")
+    count = fields.integer(heads if fields.value(heads) is not None else "num_attention_heads")
     return partial(lightning_planes, count, size, state_dtype=dtypes.state)
 
 
