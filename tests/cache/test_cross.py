@@ -433,6 +433,8 @@ def test_bad_arguments_are_refused_by_name():
         with pytest.raises(error, match=text):
             cache.add_sequence([1], **options)
         assert cache.stats() == before
+    with pytest.raises(UnsupportedOption, match=r"no cross-attention layers.* namespace=\(namespace, cross_digest\)"):
+        plain.add_sequence([1], cross_digest=b"a")
     with pytest.raises(UnsupportedOption, match="no cross-attention layers"):
         plain.add_sequence([1], cross_tokens=5)
     with pytest.raises(UnsupportedOption, match="no cross-attention layers"):

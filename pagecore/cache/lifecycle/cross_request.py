@@ -30,6 +30,8 @@ def cross_request(
     UnsupportedDtype
         A digest that is neither bytes nor an int.
     """
+    if digest is not None:
+        require_cross(parts)
     if num_tokens is None:
         if digest is not None:
             raise UnsupportedOption("cross_digest is given without cross_tokens; pass both")
@@ -61,6 +63,15 @@ def cross_namespace(namespace: Hashable, digest: Digest | None) -> Hashable:
         return namespace
     _require_digest(digest)
     return (namespace, digest)
+
+
+def require_cross(parts: CacheParts) -> None:
+    """Raise UnsupportedOption for the digest of an encoder's input in a cache without cross attention."""
+    if parts.cross is None:
+        raise UnsupportedOption(
+            "cross_digest is given, but the cache has no cross-attention layers: leave it out; in a pipeline stage of "
+            "a model that has such layers, make it a part of the namespace: namespace=(namespace, cross_digest)"
+        )
 
 
 def _require_digest(digest: object) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pagecore.arrays.cuda.protocol import Event
 from pagecore.cache.lifecycle._lifecycle import adopt_checkpoint, content_identity
-from pagecore.cache.lifecycle.cross_request import cross_namespace
+from pagecore.cache.lifecycle.cross_request import cross_namespace, require_cross
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.parts import parts_of
 from pagecore.cache.prefix.retention import Priority, Spans
@@ -145,6 +145,8 @@ def start_import(
     """
     parts = parts_of(cache)
     check_served(parts)
+    if cross_digest is not None:
+        require_cross(parts)
     manifests = decoded(manifest)
     until = deadline_at(deadline)
     check_manifests(manifests, transport, model, cross_namespace(namespace, cross_digest))

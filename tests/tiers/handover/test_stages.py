@@ -227,6 +227,16 @@ def test_stages_with_and_without_cross_attention_arrive_together(sockets, mine, 
         receiver.check_invariants()
 
 
+def test_a_digest_for_a_stage_without_cross_attention_is_named(sockets):
+    exporter, importer = sockets
+    cache = stage(range(2), CROSSED)
+    sequence = computed(cache, TOKENS, 40, namespace=("tenant", b"clip"))
+    manifest = export_sequence(cache, sequence, transport=exporter, first_layer=0)
+    options = {"transport": importer, "first_layer": 0, "namespace": "tenant", "cross_digest": b"clip"}
+    with pytest.raises(UnsupportedOption, match=r"no cross-attention layers.* namespace=\(namespace, cross_digest\)"):
+        import_sequence(stage(range(2), CROSSED), manifest, **options)
+
+
 def test_cross_attention_on_one_side_only_is_named(sockets):
     exporter, importer = sockets
     manifest = exported(exporter, range(2, 4), [FULL] * 4)[2]
