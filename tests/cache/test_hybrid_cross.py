@@ -107,6 +107,7 @@ def test_swaps_bring_back_tokens_states_and_encoder_outputs(prefix_cache, dtype)
     cache.check_invariants()
     assert cache.shortage([first, child], 1) == 0
     assert cache.shortage([first, child], 20, step_tokens=4) == 0
+    assert cache.shortage([first, child], 20, encoder_outputs=False) == 0
     for layer in (1, 3):
         cache.plane("temporal", layer).numpy()[1:] = np.nan
     cache.plane("key", LAYER).numpy()[:] = np.nan
@@ -140,7 +141,7 @@ def test_each_shortage_is_refused_by_its_name_and_takes_nothing():
     first = cache.add_sequence(range(5), cross_tokens=12)
     waiting = cache.add_sequence(range(5), cross_tokens=4)
     encode(cache, first, 5, 1, LAYER)
-    assert cache.shortage([waiting], 5) == 1
+    assert [cache.shortage([waiting], 5, encoder_outputs=counted) for counted in (True, False)] == [1, 0]
     before = cache.stats()
     with pytest.raises(OutOfBlocks, match=r"encoder tokens and 0 are free in group 1") as caught:
         cache.prepare([waiting], 5)

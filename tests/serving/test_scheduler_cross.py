@@ -147,11 +147,18 @@ def test_outputs_of_swapped_runs_give_their_blocks_to_a_request_that_goes_first(
 
 
 @pytest.mark.parametrize(
-    ("num_blocks", "lengths", "error"), [((9, 13), [32], OutOfBlocks), ((33, 31), [1] * 6, OutOfRows)]
+    ("num_blocks", "lengths", "error", "is_passed"),
+    [
+        ((9, 13), [32], OutOfBlocks, False),
+        ((33, 31), [1] * 6, OutOfRows, False),
+        ((9, 6), [32], OutOfBlocks, True),  # encoder blocks are short, too
+    ],
 )
-def test_swapped_runs_keep_their_tokens_when_something_else_than_outputs_is_short(num_blocks, lengths, error):
-    engine = Transcriber(num_blocks=num_blocks, num_swapped=20)
+def test_swapped_runs_keep_their_tokens_when_more_than_outputs_is_short(num_blocks, lengths, error, is_passed):
+    engine = Transcriber(num_blocks=num_blocks, num_swapped=20, policy="priority")
     swapped = leave_output_to_a_swapped_run(engine)
+    if is_passed:
+        engine.add(1, [1, 2, 3], 6, cross_tokens=20, priority=1)
     outside = [engine.cache.add_sequence(np.zeros(length, int), cross_tokens=0) for length in lengths]
     engine.cache.commit(engine.cache.prepare(outside, lengths))
     with pytest.raises(error):

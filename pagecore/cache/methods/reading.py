@@ -29,7 +29,7 @@ from pagecore.cache.swap.shortage import shortage_with_swapped
 from pagecore.errors import InvalidSequence, UnsupportedOption
 from pagecore.index import StateTable
 from pagecore.storage import Region, Spec
-from pagecore.storage.checks import require_int
+from pagecore.storage.checks import flag, require_int
 
 NONE = np.zeros(0, np.int32)
 
@@ -314,7 +314,12 @@ class CacheReader(PartsOwner):
             return max(found, observer.match_ids(ids, options, most))
 
     def shortage(
-        self, sequences: Listed[Sequence], counts: ArrayLike, *, step_tokens: SupportsIndex | None = None
+        self,
+        sequences: Listed[Sequence],
+        counts: ArrayLike,
+        *,
+        step_tokens: SupportsIndex | None = None,
+        encoder_outputs: bool = True,
     ) -> int:
         """Return the number of blocks that a prepare would lack in the scarcest group; 0 means that it succeeds.
 
@@ -331,14 +336,18 @@ class CacheReader(PartsOwner):
         step_tokens : int, optional
             The sequences compute their counts in several steps of up to `step_tokens` tokens. Windows release blocks
             between the steps, so that a sequence never holds all blocks of a long prompt in their groups.
+        encoder_outputs : bool
+            If False, the blocks of encoder outputs are not counted.
 
         Raises
         ------
         InvalidSequence, ShapeError
             As `prepare`; ShapeError also for `step_tokens` below 1.
+        UnsupportedOption
+            `encoder_outputs` is not True or False.
         """
         parts = self._parts
-        limits = None
+        counts_outputs, limits = flag("encoder_outputs", encoder_outputs), None
         if step_tokens is not None:
             most = require_int("step_tokens", step_tokens)
             limits = [block_limit(group, parts.block_size, most) for group in parts.token_groups]
@@ -346,8 +355,11 @@ class CacheReader(PartsOwner):
             listed = as_list(sequences)
             if any(isinstance(one, Sequence) and one.is_swapped for one in listed):
                 parts.state.give_up_lost()
-                return shortage_with_swapped(parts, listed, counts, limits)
-            return max(shortage(parts.state, listed, counts, limits))
+                return shortage_with_swapped(parts, listed, counts, limits, counts_outputs)
+            missing = shortage(parts.state, listed, counts, limits)
+            if not counts_outputs:
+                del missing[len(parts.token_groups) : self.num_groups]
+            return max(missing, default=0)
 
     # -- state ---------------------------------------------------------------------------------------------------
 

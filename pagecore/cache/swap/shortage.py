@@ -21,11 +21,16 @@ from pagecore.storage.checks import ceil_div
 
 
 def shortage_with_swapped(
-    parts: CacheParts, sequences: list[Sequence], counts: ArrayLike, limits: list[int | None] | None = None
+    parts: CacheParts,
+    sequences: list[Sequence],
+    counts: ArrayLike,
+    limits: list[int | None] | None = None,
+    counts_outputs: bool = True,
 ) -> int:
     """Return the blocks that one swap_in, and then a prepare, lack in the scarcest group; 0 if both succeed.
 
-    With `limits`, the counts are computed in several steps; see `shortage` of `cache.step`.
+    With `limits`, the counts are computed in several steps; see `shortage` of `cache.step`. Without `counts_outputs`
+    encoder outputs are not counted.
     """
     each = int32_array(counts, "count", ShapeError)
     each = np.full(len(sequences), each) if each.ndim == 0 else each
@@ -46,7 +51,8 @@ def shortage_with_swapped(
     short = [n - taken + lack for n, taken, lack in zip(needed, counts_held, missing, strict=True)]
     if parts.prefix is not None:
         short = lacking(parts.prefix, short, [one for one, count in staying if count])
-    return max(0, short_slots, *short, *missing_cross(parts.state, sequences, each.tolist()))
+    outputs = missing_cross(parts.state, sequences, each.tolist()) if counts_outputs else []
+    return max(0, short_slots, *short, *outputs)
 
 
 def _slots_lacking(parts: CacheParts, coming: list[tuple[Sequence, int]], staying: list[tuple[Sequence, int]]) -> int:

@@ -67,12 +67,13 @@ def batch_tokens(cache: PagedKVCache, max_running: int) -> int:
     return min(max_running * most, (max(cache.num_blocks) - 1) * cache.block_size, INT32_MAX)
 
 
-def lacks_room(cache: PagedKVCache, running: Iterable[Run], waiting: Iterable[Run]) -> bool:
-    """Return True if rows or blocks are short for the encoder outputs of runs that are not on the device.
+def lacks_room(cache: PagedKVCache, running: Iterable[Run], waiting: Iterable[Run], step_tokens: int) -> bool:
+    """Return True if rows or blocks are short for the encoder outputs of runs that lack nothing else.
 
-    Room is needed for the outputs of all running runs together, and for that of each run of `waiting` alone.
+    Room is needed for the outputs of all running runs together, and for that of each run of `waiting` alone, which
+    computes its tokens in steps of up to `step_tokens`.
     """
-    alone = [[run] for run in _without_output(waiting)]
+    alone = [[run] for run in _without_output(waiting) if not _lacks_others(cache, run, step_tokens)]
     coming = [runs for runs in (_without_output(running), *alone) if runs]
     if not coming:
         return False
@@ -84,6 +85,12 @@ def lacks_room(cache: PagedKVCache, running: Iterable[Run], waiting: Iterable[Ru
         len(runs) > rows or sum(ceil_div(run.request.cross_tokens or 0, cache.block_size) for run in runs) > blocks
         for runs in coming
     )
+
+
+def _lacks_others(cache: PagedKVCache, run: Run, step_tokens: int) -> bool:
+    """Return True if a run that waits lacks other blocks than those of its encoder output."""
+    left = [run.num_tokens_left]
+    return cache.shortage([run.sequence], left, step_tokens=step_tokens, encoder_outputs=False) > 0
 
 
 def _without_output(runs: Iterable[Run]) -> list[Run]:

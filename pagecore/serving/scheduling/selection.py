@@ -51,7 +51,7 @@ def prepare_step(
             roster.undo_delays()
             if roster.steps:
                 return None
-            if not roster.lacks_encoder_room or not roster.release_encoder_output():
+            if not roster.lacks_encoder_room(limits.prompt_tokens) or not roster.release_encoder_output():
                 raise
 
 

@@ -1,0 +1,172 @@
+"""The runs that a scheduler has admitted, and their ways from the queue and back; R1 to R3 of `roster.py`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pagecore.serving.scheduling.crossing import lacks_room
+from pagecore.serving.scheduling.future import ratio_after_retraction
+from pagecore.serving.scheduling.request import Run, State
+from pagecore.serving.scheduling.reuse import Reuse
+from pagecore.serving.scheduling.waiting import WaitingRuns
+
+if TYPE_CHECKING:
+    from pagecore.cache import PagedKVCache, SwapSpace
+    from pagecore.serving.scheduling.future import Ratios
+
+__all__ = ["AdmittedRuns"]
+
+
+class AdmittedRuns(WaitingRuns):
+    """The runs that are admitted, next to those of the queue; the base of `Roster`.
+
+    Attributes
+    ----------
+    running : dict of Run
+        The admitted runs, in order of admission; the values are None.
+    num_steps : int
+        Number of steps so far.
+    ratio : float or None
+        Share of `max_new_tokens` that admissions reserve for each run; None if they reserve nothing.
+    num_preemptions, num_swaps : int
+    num_refused, num_displaced : int
+        Requests that a full queue refused, and waiting runs that gave their places in it to others.
+    reuse : Reuse
+    """
+
+    def __init__(self, cache: PagedKVCache, swap_space: SwapSpace | None, ratios: Ratios | None, policy: str) -> None:
+        super().__init__(cache, policy)
+        self.swap_space = swap_space
+        self.ratios = ratios
+        self.ratio = None if ratios is None else ratios.first
+        self.running: dict[Run, None] = {}
+        self.num_steps = 0
+        self.num_preemptions = self.num_swaps = 0
+        self.num_refused = self.num_displaced = 0
+        self.reuse = Reuse()
+
+    def admit(self, run: Run) -> None:
+        """Move a run of the queue, which is pinned or swapped out, to the running runs."""
+        held = run.sequence
+        is_back = held.is_swapped
+        reuse = self.reuse if is_back else self.reuse.counted(run, self.cache.block_size)
+        num_reused = run.num_reused_tokens if is_back or run.num_preemptions else held.num_cached_tokens
+        waiting_tokens = self.num_waiting_tokens - run.num_tokens_left
+
+        def call() -> None:
+            if is_back:
+                self.cache.swap_in([held])
+
+        def record() -> None:
+            run.state = State.RUNNING
+            run.num_reused_tokens = num_reused
+            self.running[run] = None
+            self._leave_queue(run)
+            self.reuse = reuse
+            self.num_waiting_tokens = waiting_tokens
+
+        self._journal.run(call, lambda: not held.is_swapped, record)
+
+    def preempt(self, run: Run, *, swap: bool = True, is_retraction: bool = True) -> None:
+        """Move a running run to the front of the queue, swapped out or without a sequence.
+
+        A retraction, which makes room for other running runs, sets the ratio.
+        """
+        held = run.sequence
+        tokens = np.asarray(held.tokens)
+        preemptions, run_preemptions = self.num_preemptions + 1, run.num_preemptions + 1
+        swaps, waiting_tokens, computed = self.num_swaps, self.num_waiting_tokens, held.num_computed_tokens
+        news = self.news + 1
+        ratio = self.ratio
+        if ratio is not None and is_retraction:
+            ratio = ratio_after_retraction(other for other in self.running if other is not run)
+
+        def call() -> None:
+            space = self.swap_space if swap else None
+            if space is None or not self.cache.try_swap_out([held], space):
+                self.cache.remove(held)
+
+        def record() -> None:
+            is_saved = held.is_swapped
+            run.held = held if is_saved else None
+            run.tokens = tokens
+            run.prefilling = True
+            run.state = State.WAITING
+            run.num_preemptions = run_preemptions
+            self.waiting[run] = None
+            self.waiting.move_to_end(run, last=False)
+            self._sort(run)
+            self.running.pop(run, None)
+            self.num_waiting_tokens = waiting_tokens + len(tokens) - (computed if is_saved else 0)
+            self.num_preemptions = preemptions
+            self.num_swaps = swaps + is_saved
+            run.waits_since = self.num_steps
+            run.matched_at = -1
+            self.ratio = ratio
+            self.news = news
+
+        self._journal.run(call, lambda: held.is_swapped or self.found(run) is None, record)
+
+    def lacks_encoder_room(self, step_tokens: int) -> bool:
+        """Return True if only rows or blocks for its encoder output are short for a run that holds a sequence.
+
+        A run that waits computes up to `step_tokens` of its tokens in a step.
+        """
+        holders = [run for run in self.waiting if run.held is not None]
+        return lacks_room(self.cache, self.running, holders, step_tokens)
+
+    def release_encoder_output(self) -> bool:
+        """Let swapped runs be computed again, to free an encoder output on the device that only they hold.
+
+        Such an output is left when its last run on the device ends. Return False if there is none.
+        """
+        in_use = {run.sequence.cross_row for run in (*self.running, *self.pinned) if run.request.cross_tokens}
+        left: dict[int, list[Run]] = {}
+        for run in self.waiting:
+            held = run.held if run.request.cross_tokens else None
+            if held is not None and held.is_swapped and held.cross_row >= 0 and held.cross_row not in in_use:
+                left.setdefault(held.cross_row, []).append(run)
+        if not left:
+            return False
+        # Runs at the front of the queue continue first, so the output whose first run is furthest back goes.
+        for run in list(left.values())[-1]:
+            self.unpin(run)
+        return True
+
+    def cancel(self, run: Run, successor: Run | None = None) -> None:
+        """End a run that has not ended, and remove its sequence; queue `successor`, a new run, in its place."""
+        tokens = run.tokens if run.held is None else np.asarray(run.held.tokens)
+        waiting_tokens = self.num_waiting_tokens - (run.num_tokens_left if run in self.waiting else 0)
+        waiting_tokens += 0 if successor is None else len(successor.tokens)
+        # The first sample represents all samples until they are forked.
+        parent = run.parent if run.held is None and run not in self.waiting else None
+        samples = 0 if parent is None else parent.samples - 1
+        news = self.news + 1
+        displaced = self.num_displaced + (successor is not None)
+        ended = (run, *run.siblings) if run.samples > 1 else (run,)
+
+        def record() -> None:
+            run.held = None
+            run.tokens = tokens
+            for each in ended:
+                each.state = State.CANCELLED
+            run.siblings = ()
+            if parent is not None:
+                parent.samples = samples
+            self._leave_queue(run)
+            self.running.pop(run, None)
+            if successor is not None:
+                self.waiting[successor] = None
+                self._sort(successor)
+            self.num_displaced = displaced
+            self.num_waiting_tokens = waiting_tokens
+            self.news = news
+
+        self._journal.run(lambda: self._leave_cache(run), lambda: self.found(run) is None, record)
+
+    def _leave_cache(self, run: Run) -> None:
+        held = self.found(run)
+        if held is not None:
+            self.cache.remove(held)
