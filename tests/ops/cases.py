@@ -202,7 +202,7 @@ def make_case(shape: Shape | None = None, *, seed: int = 0, **options: Any) -> C
 def check_case(shape: Shape, **options: Any) -> None:
     """Check a case; the case and the results of its oracle are those of the last calls with equal arguments.
 
-    Tests of one case on several instruction sets make it once if the instruction set varies fastest.
+    A test that runs on every instruction set makes it once.
     """
     _shared(pickle.dumps((shape, options))).check()
 

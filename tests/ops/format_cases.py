@@ -135,7 +135,7 @@ def make_format_case(
 def check_format_case(*arguments: Any, **options: Any) -> None:
     """Check a case; the case and the results of its oracle are those of the last calls with equal arguments.
 
-    Tests of one case on several instruction sets make it once if the instruction set varies fastest.
+    A test that runs on every instruction set makes it once.
     """
     _shared(pickle.dumps((arguments, options))).check()
 

@@ -14,6 +14,7 @@ from pagecore import ops
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import AttentionSpec, KVPool
 from tests.ops.cases import Shape, make_case, random_mask, snapshot
+from tests.ops.instruction_sets import on_every_isa
 
 MIXED = Shape(seq_lens=(300, 77, 5, 0, 1200), query_lens=(40, 77, 1, 0, 2), heads=(8, 2), dims=(64, 64), padding=7)
 
@@ -25,12 +26,12 @@ def numbers(*shape: int) -> Any:
 # ---- paged_attention
 
 
-@pytest.mark.parametrize("isa", pagecore.available_isas())
 @pytest.mark.parametrize("num_threads", [1, 3])
 @pytest.mark.parametrize("batch_invariant", [None, False, True], ids=["no plan", "plan", "batch-invariant plan"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("masked", [False, True])
-def test_out_may_be_the_query_itself(isa, num_threads, batch_invariant, dtype, masked):
+@on_every_isa
+def test_out_may_be_the_query_itself(num_threads, batch_invariant, dtype, masked):
     options = {"mask": random_mask(MIXED)} if masked else {}
     for shape in (MIXED,) if masked else (MIXED, Shape(seq_lens=(5000, 3, 900), heads=(8, 2), dims=(64, 64))):
         case = make_case(replace(shape, query_dtype=dtype, cache_dtype=dtype), **options)
@@ -40,9 +41,8 @@ def test_out_may_be_the_query_itself(isa, num_threads, batch_invariant, dtype, m
                 case.options.get("cu_query_lens"), case.seq_lens, num_query_heads=8, num_kv_heads=2,
                 batch_invariant=batch_invariant, num_workers=num_threads,
             )  # fmt: skip
-        before, threads = pagecore.isa(), pagecore.num_threads()
+        threads = pagecore.num_threads()
         try:
-            pagecore.set_isa(isa)
             pagecore.set_num_threads(num_threads)
             expected, lse = ops.paged_attention(*case.arrays, **case.options, plan=plan, return_lse=True)
             query = case.query.copy()
@@ -50,7 +50,6 @@ def test_out_may_be_the_query_itself(isa, num_threads, batch_invariant, dtype, m
                 query, *case.arrays[1:], **case.options, plan=plan, out=query, return_lse=True
             )
         finally:
-            pagecore.set_isa(before)
             pagecore.set_num_threads(threads)
         assert out is query
         np.testing.assert_array_equal(query.view(np.uint8), expected.view(np.uint8))

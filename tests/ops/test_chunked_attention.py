@@ -3,18 +3,10 @@
 import numpy as np
 import pytest
 
-import pagecore
-from pagecore import AttentionPlan, ShapeError, UnsupportedOption, available_isas, paged_attention, plan_attention
+from pagecore import AttentionPlan, ShapeError, UnsupportedOption, paged_attention, plan_attention
+from tests.ops.instruction_sets import on_every_isa
 from tests.reference.attention import allowed
 from tests.reference.attention import paged_attention as reference
-
-
-@pytest.fixture(params=available_isas())
-def isa(request):
-    before = pagecore.isa()
-    pagecore.set_isa(request.param)
-    yield request.param
-    pagecore.set_isa(before)
 
 
 def case(seed, seq_lens, query_lens, *, heads=(4, 2), dim=64, block_size=16, dtype=np.float32):
@@ -41,7 +33,8 @@ def check(arguments, cu, tolerance=2e-5, known=None, **options):
 
 @pytest.mark.parametrize("chunk", [1, 4, 7, 16, 64, 100, 129, 1000])
 @pytest.mark.parametrize("causal", [True, False])
-def test_chunks_agree_with_the_reference(isa, chunk, causal):
+@on_every_isa
+def test_chunks_agree_with_the_reference(chunk, causal):
     lens = [(150, 37), (1, 1), (64, 64), (300, 1), (129, 5), (100, 0)]
     *arguments, cu = case(chunk, [n for n, _ in lens], [q for _, q in lens])
     check(arguments, cu, chunk=chunk, causal=causal)
@@ -49,7 +42,8 @@ def test_chunks_agree_with_the_reference(isa, chunk, causal):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("dim", [64, 128, 80])
-def test_prompts_of_half_precision(isa, dtype, dim):
+@on_every_isa
+def test_prompts_of_half_precision(dtype, dim):
     ml_dtypes = pytest.importorskip("ml_dtypes")
     kind = np.dtype(getattr(ml_dtypes, dtype)) if dtype == "bfloat16" else np.dtype(dtype)
     *arguments, cu = case(5, [200, 130], [70, 130], dim=dim, dtype=kind)
@@ -61,7 +55,8 @@ def test_prompts_of_half_precision(isa, dtype, dim):
 
 
 @pytest.mark.parametrize("option", ["sinks", "softcap", "alibi", "mask", "plan", "invariant"])
-def test_chunks_combine_with_other_options(isa, option):
+@on_every_isa
+def test_chunks_combine_with_other_options(option):
     lens = [(150, 37), (90, 90), (77, 1)]
     *arguments, cu = case(3, [n for n, _ in lens], [q for _, q in lens])
     options = {
@@ -79,7 +74,8 @@ def plan(cu, lens, **options):
     return plan_attention(cu, lens, **{"num_query_heads": 4, "num_kv_heads": 2, "chunk": 32} | options)
 
 
-def test_keys_of_other_chunks_are_not_read(isa):
+@on_every_isa
+def test_keys_of_other_chunks_are_not_read():
     *arguments, cu = case(9, [100], [3])
     for cache in arguments[1:3]:
         blocks = arguments[3][0]
@@ -97,7 +93,8 @@ def test_worked_example_c2_a_query_sees_its_chunk():
     assert seen[8] == [8]
 
 
-def test_worked_example_c3_local_virtual_batches_give_the_same(isa):
+@on_every_isa
+def test_worked_example_c3_local_virtual_batches_give_the_same():
     """A sequence cut into its chunks is a batch of sequences that see all keys."""
     query, key, value, _, lens, cu = case(1, [6, 17, 9], [4, 10, 5], block_size=2)
     table = np.zeros((3, 9), np.int32)

@@ -7,16 +7,9 @@ import numpy as np
 import pytest
 
 from pagecore.ops import write_kv
-from pagecore.ops.cpu import _cpu
+from tests.ops.instruction_sets import on_every_isa
 
 NARROW = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-
-
-@pytest.fixture(params=_cpu.available_isas(), autouse=True)
-def isa(request):
-    _cpu.set_isa(request.param)
-    yield request.param
-    _cpu.set_isa(None)
 
 
 def written(numbers, dtype):
@@ -31,6 +24,7 @@ def written(numbers, dtype):
 
 
 @pytest.mark.parametrize("dtype", NARROW.values(), ids=NARROW)
+@on_every_isa
 def test_every_narrow_number_widens_exactly(dtype):
     every = np.arange(2**16, dtype=np.uint16).view(dtype)
     wide = written(every, np.float32)
@@ -41,6 +35,7 @@ def test_every_narrow_number_widens_exactly(dtype):
 
 
 @pytest.mark.parametrize("dtype", NARROW.values(), ids=NARROW)
+@on_every_isa
 def test_narrowing_rounds_to_nearest_even(dtype):
     rng = np.random.default_rng(0)
     neighbours = np.arange(2**16, dtype=np.uint16).view(dtype).astype(np.float32)
@@ -63,6 +58,7 @@ def test_narrowing_rounds_to_nearest_even(dtype):
 
 
 @pytest.mark.parametrize("dtype", NARROW.values(), ids=NARROW)
+@on_every_isa
 def test_a_nan_stays_a_nan_whatever_its_payload(dtype):
     payloads = np.array([0x7F800001, 0x7FFFFFFF, 0xFF800001, 0x7FC00000, 0xFFFFFFFF], np.uint32).view(np.float32)
     assert np.isnan(written(payloads, dtype).astype(np.float32)).all()

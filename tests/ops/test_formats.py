@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,18 +9,12 @@ import pytest
 
 from pagecore import errors, ops
 from pagecore.arrays.dtypes.formats import FORMATS
-from pagecore.ops.cpu import _cpu, set_num_threads
+from pagecore.ops.cpu import set_num_threads
 from tests.ops.cases import DTYPES
+from tests.ops.instruction_sets import on_every_isa
 from tests.ops.written_cases import ALL, LAYOUTS, Stored, hard_numbers
 
 HEADS = 3
-
-
-@pytest.fixture(params=_cpu.available_isas())
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = _cpu.isa()
-    yield _cpu.set_isa(request.param)
-    _cpu.set_isa(before)
 
 
 def rows_of(count: int, dim: int, dtype: str = "float32", seed: int = 0) -> Any:
@@ -51,7 +44,8 @@ def test_bytes_are_those_of_the_twin_in_every_layout(layout, format):
 
 @pytest.mark.parametrize("format", ALL)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_source_dtype_on_every_instruction_set(isa, dtype, format):
+@on_every_isa
+def test_every_source_dtype_on_every_instruction_set(dtype, format):
     key, value = rows_of(200, 128, dtype), rows_of(200, 32, dtype, seed=1)
     keys, values = Stored(format, "HND", 14, 16, HEADS, 128), Stored(format, "NHD", 14, 16, HEADS, 32)
     slots = np.arange(7, 207)
@@ -64,7 +58,8 @@ def test_every_source_dtype_on_every_instruction_set(isa, dtype, format):
 
 @pytest.mark.parametrize("format", ["float8_e4m3fn", "float8_e5m2", "float8_token", "int8_token", "int4_token"])
 @pytest.mark.parametrize("dim", [2, 6, 8, 34, 100, 130])
-def test_rows_of_any_length_are_written_completely(isa, dim, format):
+@on_every_isa
+def test_rows_of_any_length_are_written_completely(dim, format):
     key = rows_of(30, dim)
     keys, values = Stored(format, "padded", 9, 4, HEADS, dim), Stored(format, "padded", 9, 4, HEADS, dim)
     for cache in (keys, values):
@@ -76,7 +71,8 @@ def test_rows_of_any_length_are_written_completely(isa, dim, format):
 
 @pytest.mark.parametrize("format", ["fp4_block16", "nvfp4", "nvfp4_4over6", "mxfp8"])
 @pytest.mark.parametrize("dim", [32, 160, 288, 8224])
-def test_rows_with_any_number_of_groups(isa, dim, format):
+@on_every_isa
+def test_rows_with_any_number_of_groups(dim, format):
     key = rows_of(30, dim)
     keys, values = Stored(format, "NHD", 9, 4, HEADS, dim), Stored(format, "HND", 9, 4, HEADS, dim)
     for cache in (keys, values):

@@ -6,7 +6,7 @@ import functools
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,47 +16,38 @@ from pagecore import errors, ops
 from pagecore.ops.cpu import _cpu
 from tests.capabilities import missing
 from tests.ops.cases import DTYPES, Shape, check_case, empty_cache, make_case, random_mask
+from tests.ops.instruction_sets import ISAS, by_case, instruction_set, on_every_isa
 from tests.reference import attention as reference
 from tests.reference import blocks
 from tests.thinning import in_turn
 
 pytestmark = pytest.mark.slow
 
-ISAS = _cpu.available_isas()
-# Above the other marks, so that it varies fastest: tests of one case follow one another.
-EVERY_ISA = pytest.mark.parametrize("isa", ISAS, indirect=True)
 MIXED = {"seq_lens": (70, 33, 1, 16, 300, 0), "query_lens": (7, 1, 1, 16, 40, 2)}
 DECODE = {"seq_lens": (70, 33, 1, 300, 0)}
 
 
-@pytest.fixture
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = _cpu.isa()
-    yield _cpu.set_isa(request.param)
-    _cpu.set_isa(before)
-
-
-@EVERY_ISA
 @pytest.mark.parametrize("query_dtype", DTYPES)
 @pytest.mark.parametrize("cache_dtype", DTYPES)
 @pytest.mark.parametrize("lens", [MIXED, DECODE], ids=["mixed", "decode"])
-def test_attention_in_every_dtype(isa, query_dtype, cache_dtype, lens):
+@on_every_isa
+def test_attention_in_every_dtype(query_dtype, cache_dtype, lens):
     check_case(Shape(query_dtype=query_dtype, cache_dtype=cache_dtype, **lens))
 
 
-@EVERY_ISA
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 @pytest.mark.parametrize("dims", [(33, 33), (80, 17), (128, 64), (256, 100), (5, 9)])
 @pytest.mark.parametrize("heads", [(6, 1), (5, 5), (16, 2)])
-def test_attention_in_every_shape(isa, layout, dims, heads):
+@on_every_isa
+def test_attention_in_every_shape(layout, dims, heads):
     check_case(Shape(layout=layout, dims=dims, heads=heads, block_size=5, **MIXED))
     check_case(Shape(layout=layout, dims=dims, heads=heads, block_size=5, **DECODE))
 
 
-@EVERY_ISA
 @pytest.mark.parametrize("lens", [MIXED, DECODE], ids=["mixed", "decode"])
 @pytest.mark.parametrize("masked", [False, True])
-def test_attention_with_every_option(isa, lens, masked):
+@on_every_isa
+def test_attention_with_every_option(lens, masked):
     options = {"window": (30, 3), "causal": False, "softcap": 5.0, "key_scale": [0.5, 2.0], "value_scale": 0.7}
     options |= {"sinks": np.asarray([1.5, -2, 4, 0]), "alibi_slopes": np.asarray([0.5, 0.25, 0.125, 0.0625])}
     if masked:
@@ -64,11 +55,11 @@ def test_attention_with_every_option(isa, lens, masked):
     check_case(Shape(**lens), **options)
 
 
-@EVERY_ISA
 @pytest.mark.parametrize("dims", [(33, 17), (16, 80), (64, 64)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("query_len", [1, 5, 40])
-def test_calls_do_not_depend_on_earlier_calls(isa, dims, dtype, query_len):
+@on_every_isa
+def test_calls_do_not_depend_on_earlier_calls(dims, dtype, query_len):
     bad = make_case(Shape(seq_lens=(70,), query_lens=(40,), dims=(256, 256), query_dtype=dtype, cache_dtype=dtype))
     for array in (bad.query, bad.key_cache, bad.value_cache):
         array[...] = np.nan
@@ -77,10 +68,10 @@ def test_calls_do_not_depend_on_earlier_calls(isa, dims, dtype, query_len):
     case.check()
 
 
-@EVERY_ISA
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cache_dtype", DTYPES)
-def test_writes_cast_to_the_same_bits(isa, dtype, cache_dtype):
+@on_every_isa
+def test_writes_cast_to_the_same_bits(dtype, cache_dtype):
     rng = np.random.default_rng(0)
     new = (rng.standard_normal((40, 3, 37)) * 10.0 ** rng.integers(-9, 5, (40, 3, 37))).astype(DTYPES[dtype])
     cache, expected = np.zeros((2, 10, 4, 3, 37), DTYPES[cache_dtype]), np.zeros((10, 4, 3, 37), DTYPES[cache_dtype])
@@ -118,12 +109,16 @@ def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("cache_dtype", "count", "dtype", "isa", "layout"),
-    in_turn(DTYPES, [3, 124], DTYPES, ISAS, over=[["NHD", "HND"]]),
-    indirect=["isa"],
+    ("cache_dtype", "count", "dtype", "turns"), by_case(in_turn(DTYPES, [3, 124], DTYPES, ISAS, over=[["NHD", "HND"]]))
 )
-def test_blocks_are_gathered_scattered_and_transferred_to_the_same_bits(isa, dtype, cache_dtype, count, layout):
+def test_blocks_are_gathered_scattered_and_transferred_to_the_same_bits(dtype, cache_dtype, count, turns):
     """Rows of 37 numbers start and end anywhere in a line; 124 blocks exceed the caches."""
+    for isa, layout in turns:
+        with instruction_set(isa):
+            check_moves(layout, cache_dtype, count, dtype)
+
+
+def check_moves(layout: str, cache_dtype: str, count: int, dtype: str) -> None:
     cache = hard_cache(layout, cache_dtype, count)
     shape = cache.shape
     order, expected, expected_back = hard_rows(cache_dtype, count, dtype)

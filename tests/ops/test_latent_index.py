@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import ml_dtypes
 import numpy as np
 import pytest
 
 from pagecore import errors, index_scores, select_topk, slots_of, write_index
-from pagecore.ops.cpu import _cpu
+from tests.ops.instruction_sets import on_every_isa
 from tests.reference import latent as reference
 
 
-@pytest.fixture(params=_cpu.available_isas())
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = _cpu.isa()
-    yield _cpu.set_isa(request.param)
-    _cpu.set_isa(before)
-
-
-def test_worked_example_variants_a7_index_scores(isa):
+@on_every_isa
+def test_worked_example_variants_a7_index_scores():
     query = np.array([[[1, 0], [0, 1]], [[1, 1], [-1, 1]]], np.float32)
     weights = np.array([[1, 2], [0.5, 1]], np.float32)
     keys = np.array([[1, 1], [-1, 2], [3, -1], [0, 0]], np.float32)[None]
@@ -35,7 +27,8 @@ def test_worked_example_variants_a8_slots_of_positions():
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("heads", [1, 17, 64])
-def test_quantised_keys(isa, dtype, heads):
+@on_every_isa
+def test_quantised_keys(dtype, heads):
     rng = np.random.default_rng(0)
     lens, queries = np.array([150, 0, 7], np.int32), np.array([0, 5, 5, 6], np.int32)
     table = rng.permutation(np.arange(1, 31)).reshape(3, 10).astype(np.int32)

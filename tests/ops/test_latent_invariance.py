@@ -10,20 +10,14 @@ import pytest
 
 import pagecore
 from pagecore import gather_latent, latent_attention, plan_attention, write_latent
-from tests.ops.test_latent_attention import FORMATS, ISAS, Case, make_case
+from tests.ops.instruction_sets import on_every_isa
+from tests.ops.test_latent_attention import FORMATS, Case, make_case
 from tests.thinning import in_turn
 
 pytestmark = pytest.mark.slow
 
 Results = tuple[np.ndarray, np.ndarray]
 PROMPTS = {"seq_lens": (2600, 33, 1300, 700, 0, 2049), "query_lens": (1, 33, 300, 5, 2, 17)}
-
-
-@pytest.fixture(params=ISAS)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = pagecore.isa()
-    yield pagecore.set_isa(request.param)
-    pagecore.set_isa(before)
 
 
 @pytest.fixture
@@ -70,7 +64,8 @@ def assert_same_bits(got: Results, expected: Results) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("options", [{}, {"window": 700}, {"causal": False}], ids=str)
 @pytest.mark.parametrize("heads", [3, 16])
-def test_a_sequence_alone_has_the_bits_that_it_has_in_a_batch(isa, dtype, options, heads):
+@on_every_isa
+def test_a_sequence_alone_has_the_bits_that_it_has_in_a_batch(dtype, options, heads):
     case = make_case(**PROMPTS, heads=heads, dims=(48, 16), dtype=dtype)
     whole, _ = attend_sequences(case, range(6), **options)
     for i in range(6):
@@ -83,7 +78,8 @@ SIZES = [(3, (48, 16), 2300, 2300), (16, (512, 64), 1150, 150)]
 
 
 @pytest.mark.parametrize(("window", "size", "dtype"), in_turn([None, 90, 1070], SIZES, over=[["float32", "bfloat16"]]))
-def test_the_chunks_of_a_prompt_change_no_bits(isa, window, size, dtype):
+@on_every_isa
+def test_the_chunks_of_a_prompt_change_no_bits(window, size, dtype):
     heads, dims, length, queries = size
     first = length - queries  # the position of query 0
     case = make_case((length,), (queries,), heads=heads, dims=dims, dtype=dtype)
@@ -117,7 +113,8 @@ def test_neither_threads_nor_neighbours_change_bits(any_threads, format):
 
 @pytest.mark.parametrize("joint", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_neither_block_size_nor_planes_change_bits(isa, joint, dtype):
+@on_every_isa
+def test_neither_block_size_nor_planes_change_bits(joint, dtype):
     first = make_case((1500, 77), (40, 3), heads=16, dims=(96, 32), dtype=dtype)
     expected, _ = attend_sequences(first, [0, 1])
     rows = gather_latent(*first.planes, first.table, first.seq_lens, dtype=dtype)
@@ -131,7 +128,8 @@ def test_neither_block_size_nor_planes_change_bits(isa, joint, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_list_of_slots_has_the_same_bits_among_others_and_with_padding(isa, dtype, any_threads):
+@on_every_isa
+def test_a_list_of_slots_has_the_same_bits_among_others_and_with_padding(dtype, any_threads):
     case = make_case((2600,) * 3, dims=(48, 16), heads=16, dtype=dtype)
     rng = np.random.default_rng(0)
     slots = (case.table[:, :, None] * 16 + np.arange(16)).reshape(3, -1)[:, :2600]

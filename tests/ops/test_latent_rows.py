@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 
 import ml_dtypes
 import numpy as np
@@ -20,18 +19,11 @@ from pagecore import (
     write_index,
     write_latent,
 )
-from pagecore.ops.cpu import _cpu
+from tests.ops.instruction_sets import on_every_isa
 from tests.reference import latent as reference
 
 BF16 = ml_dtypes.bfloat16
 ROW_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
-
-
-@pytest.fixture(params=_cpu.available_isas())
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = _cpu.isa()
-    yield _cpu.set_isa(request.param)
-    _cpu.set_isa(before)
 
 
 def example() -> np.ndarray:
@@ -65,7 +57,8 @@ def test_worked_example_variants_a5_nvfp4_ds_mla_bytes():
 
 @pytest.mark.parametrize("dim", [2, 3, 7, 8, 15, 16, 45, 512])
 @pytest.mark.parametrize("stored", [np.float32, BF16, ml_dtypes.float8_e4m3fn])
-def test_rows_without_a_rotary_part(isa, dim, stored):
+@on_every_isa
+def test_rows_without_a_rotary_part(dim, stored):
     rows = np.random.default_rng(dim).standard_normal((5, dim)).astype(np.float32)
     cache = np.full((3, 4, dim), 7, stored)
     expected = cache.reshape(12, dim).copy()
@@ -87,7 +80,8 @@ def test_rows_of_one_number_without_a_rotary_part_are_refused():
 
 @pytest.mark.parametrize("format", ROW_BYTES)
 @pytest.mark.parametrize("dtype", [np.float32, BF16, np.float16])
-def test_packed_rows_equal_the_twin(isa, format, dtype):
+@on_every_isa
+def test_packed_rows_equal_the_twin(format, dtype):
     rng = np.random.default_rng(1)
     rows = rng.standard_normal((12, 576)) * 10.0 ** rng.integers(-5, 4, (12, 36)).repeat(16, 1)
     rows[3] = 0
@@ -100,7 +94,8 @@ def test_packed_rows_equal_the_twin(isa, format, dtype):
 
 
 @pytest.mark.parametrize("format", ROW_BYTES)
-def test_nan_and_infinity_are_read_back(isa, format):
+@on_every_isa
+def test_nan_and_infinity_are_read_back(format):
     """A NaN remains NaN, in "nvfp4_ds_mla" with the numbers that share its scale."""
     rows = np.random.default_rng(3).standard_normal((5, 576)).astype(np.float32)
     rows[0, 5], rows[1, 511], rows[2, [16, 31]], rows[3, 40], rows[4, 530] = np.nan, np.inf, -np.inf, np.nan, np.nan
@@ -117,7 +112,8 @@ def test_nan_and_infinity_are_read_back(isa, format):
     assert np.isinf(read).any() == (format == "fp8_ds_mla")
 
 
-def test_e4m3_codes_are_those_of_the_twin(isa):
+@on_every_isa
+def test_e4m3_codes_are_those_of_the_twin():
     every = np.arange(0, 0x10000, dtype=np.uint16).view(BF16)
     every = np.concatenate([every, np.zeros(-len(every) % 576, BF16)]).reshape(-1, 576)
     cache = np.zeros((len(every), 1, 576), ml_dtypes.float8_e4m3fn)
@@ -235,7 +231,8 @@ def test_a_read_only_cache_is_refused():
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("format", ROW_BYTES)
-def test_quantize_and_dequantize_rows(isa, format, dtype):
+@on_every_isa
+def test_quantize_and_dequantize_rows(format, dtype):
     rng = np.random.default_rng(2)
     kind = {"float32": np.float32, "float16": np.float16, "bfloat16": BF16}[dtype]
     x = np.full((3, 4, 600), np.nan, kind)[..., 12:588]

@@ -11,6 +11,7 @@ import pagecore
 from pagecore import ops
 from tests.ops.block_cases import batch_of, random_numbers
 from tests.ops.cases import LAYOUTS, empty_cache
+from tests.ops.instruction_sets import on_every_isa
 
 SHAPE = (70, 16, 4, 64)
 
@@ -55,10 +56,10 @@ def test_copies_follow_the_order_of_the_pairs(layout):
     assert one == [np.ascontiguousarray(cache).tobytes() for cache in expected]
 
 
-@pytest.mark.parametrize("isa", pagecore.available_isas())
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dims", [(64, 4, 64), (61, 3, 67)])
-def test_copies_larger_than_the_caches_are_exact(layout, dims, isa):
+@on_every_isa
+def test_copies_larger_than_the_caches_are_exact(layout, dims):
     """No block is both a source and a target, so that streaming stores copy them."""
     shape = (70, *dims)
     blocks = np.random.default_rng(2).permutation(70)
@@ -73,12 +74,7 @@ def test_copies_larger_than_the_caches_are_exact(layout, dims, isa):
         ops.copy_blocks(made, chosen, independent=True)
         return made
 
-    used = pagecore.isa()
-    pagecore.set_isa(isa)
-    try:
-        one, *more = on_each(work)
-    finally:
-        pagecore.set_isa(used)
+    one, *more = on_each(work)
     assert all(result == one for result in more)
     expected = before.copy()
     expected[chosen[:, 1]] = before[chosen[:, 0]]

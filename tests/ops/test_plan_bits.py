@@ -8,19 +8,12 @@ import numpy as np
 import pytest
 
 from pagecore.ops import paged_attention, plan_attention
-from pagecore.ops.cpu import _cpu
 from tests.ops.cases import DTYPES
+from tests.ops.instruction_sets import on_every_isa
 
 pytestmark = pytest.mark.slow
 
 BLOCK, KV_HEADS, DIM = 16, 2, 96
-
-
-@pytest.fixture(params=_cpu.available_isas())
-def isa(request):
-    _cpu.set_isa(request.param)
-    yield request.param
-    _cpu.set_isa(None)
 
 
 @pytest.fixture(params=["float32", "bfloat16"])
@@ -82,7 +75,8 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-def test_a_row_has_the_same_bits_alone_and_in_a_prompt(isa, options, dtype):
+@on_every_isa
+def test_a_row_has_the_same_bits_alone_and_in_a_prompt(options, dtype):
     length, count = 2500, 70
     query, caches, table = make_prompt(1, length, count, dtype)
     out, lse = attend(query, caches, table, length, **options)
@@ -93,7 +87,8 @@ def test_a_row_has_the_same_bits_alone_and_in_a_prompt(isa, options, dtype):
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-def test_fixed_splits_have_the_bits_of_none(isa, options, dtype):
+@on_every_isa
+def test_fixed_splits_have_the_bits_of_none(options, dtype):
     """A long prompt is not split, but its last rows alone are."""
     length, long = 5000, 150
     query, caches, table = make_prompt(2, length, long, dtype)
@@ -106,7 +101,8 @@ def test_fixed_splits_have_the_bits_of_none(isa, options, dtype):
 
 
 @pytest.mark.parametrize("block", [1, 3, 64, 100])
-def test_the_block_size_changes_no_bits(isa, block, dtype):
+@on_every_isa
+def test_the_block_size_changes_no_bits(block, dtype):
     query = np.random.default_rng(3).standard_normal((20, 3 * KV_HEADS, DIM), np.float32).astype(dtype)
     results = []
     for size in (BLOCK, block):
@@ -116,7 +112,8 @@ def test_the_block_size_changes_no_bits(isa, block, dtype):
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_nan_value_reaches_only_the_rows_that_attend_to_it(isa):
+@on_every_isa
+def test_a_nan_value_reaches_only_the_rows_that_attend_to_it():
     rng = np.random.default_rng(5)
     length = 200
     caches, table, _ = make_cache(rng, length)
@@ -129,7 +126,8 @@ def test_a_nan_value_reaches_only_the_rows_that_attend_to_it(isa):
     assert np.isnan(out[21:].view(np.float32)).all()
 
 
-def test_a_masked_nan_reaches_no_row(isa):
+@on_every_isa
+def test_a_masked_nan_reaches_no_row():
     rng = np.random.default_rng(6)
     length, count = 150, 3
     caches, table, _ = make_cache(rng, length)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -13,17 +12,10 @@ import pytest
 import pagecore
 from pagecore import errors
 from pagecore.arrays.dtypes.formats import FORMATS
-from pagecore.ops.cpu import _cpu
 from tests.ops import formats_twin as twin
 from tests.ops.cases import DTYPES
+from tests.ops.instruction_sets import on_every_isa
 from tests.ops.written_cases import ALL, factor_of, hard_numbers, kind_of
-
-
-@pytest.fixture(params=_cpu.available_isas())
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = _cpu.isa()
-    yield _cpu.set_isa(request.param)
-    _cpu.set_isa(before)
 
 
 def given_factor(format: str) -> float | None:
@@ -44,10 +36,6 @@ def assert_numbers(got: Any, expected: Any) -> None:
     np.testing.assert_array_equal(got.view(width)[~nan], expected.view(width)[~nan])
 
 
-# Above the other marks, so that it varies fastest: the twin quantises each row once.
-EVERY_ISA = pytest.mark.parametrize("isa", _cpu.available_isas(), indirect=True)
-
-
 @functools.lru_cache(16)
 def known_rows(count: int, dim: int, dtype: str, format: str) -> tuple[Any, Any, Any, dict[str, Any]]:
     """Return rows of hard numbers, and by the twin their codes, scales and numbers in each dtype."""
@@ -58,11 +46,11 @@ def known_rows(count: int, dim: int, dtype: str, format: str) -> tuple[Any, Any,
         return x, codes, scales, {out: numbers.astype(DTYPES[out]) for out in DTYPES}
 
 
-@EVERY_ISA
 @pytest.mark.parametrize("format", ALL)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [32, 128, 480])
-def test_codes_scales_and_numbers_are_the_twins(isa, dim, dtype, format):
+@on_every_isa
+def test_codes_scales_and_numbers_are_the_twins(dim, dtype, format):
     x, expected_codes, expected_scales, numbers = known_rows(400, dim, dtype, format)
     factor = given_factor(format)
     codes, scales = pagecore.quantize(x, format, factor)
@@ -77,10 +65,10 @@ def test_codes_scales_and_numbers_are_the_twins(isa, dim, dtype, format):
         assert_numbers(pagecore.dequantize(codes, format, scales, factor, dtype=out), numbers[out])
 
 
-@EVERY_ISA
 @pytest.mark.parametrize("format", ALL)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_that_end_within_vectors(isa, dtype, format):
+@on_every_isa
+def test_rows_that_end_within_vectors(dtype, format):
     """Rows are quantised by whole vectors, of which the last overlaps the one before it or is padded."""
     kind = kind_of(format)
     step = kind.group or kind.codes_per_byte  # group 0 is a row
@@ -93,7 +81,8 @@ def test_rows_that_end_within_vectors(isa, dtype, format):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_every_code_with_every_kind_of_scale_is_read(isa, format):
+@on_every_isa
+def test_every_code_with_every_kind_of_scale_is_read(format):
     """Codes and scales that no write gives: NaN, zero, negative, the smallest and the largest."""
     kind = FORMATS[format]
     codes = np.tile(np.arange(256, dtype=np.uint8), (64, 1))
@@ -112,7 +101,8 @@ def test_every_code_with_every_kind_of_scale_is_read(isa, format):
 
 
 @pytest.mark.parametrize("format", ["float8_e4m3fn", "float8_e5m2"])
-def test_dense_float32_around_every_tie(isa, format):
+@on_every_isa
+def test_dense_float32_around_every_tie(format):
     table = twin.E4M3 if format == "float8_e4m3fn" else twin.E5M2
     finite = np.unique(table[np.isfinite(table)]).astype(np.float32)
     ties = (finite[1:] + finite[:-1]) / 2
@@ -122,7 +112,8 @@ def test_dense_float32_around_every_tie(isa, format):
 
 @pytest.mark.parametrize("factor", [1.0, 0.7, 1.37e-3, 3.1e-30, 2.9e30])
 @pytest.mark.parametrize("format", ["nvfp4", "nvfp4_4over6"])
-def test_quotients_around_every_tie_are_rounded_as_divisions(isa, format, factor):
+@on_every_isa
+def test_quotients_around_every_tie_are_rounded_as_divisions(format, factor):
     random = np.random.default_rng(3)
     divisor = twin.E4M3[random.integers(8, 120, (400, 1))].astype(np.float32) * np.float32(factor)
     x = twin.E2M1_BOUNDS.astype(np.float32)[random.integers(0, 7, (400, 128))] * divisor
@@ -139,7 +130,8 @@ def test_quotients_around_every_tie_are_rounded_as_divisions(isa, format, factor
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.25, 2.0**-61, 0.7])
-def test_bfloat16_at_ties_and_beside_them_by_every_scale(isa, factor):
+@on_every_isa
+def test_bfloat16_at_ties_and_beside_them_by_every_scale(factor):
     """Quotients by a power of two times e4m3 are compared with ties without being rounded as divisions."""
     divisor = twin.E4M3[1:127, None].astype(np.float32) * np.float32(factor)
     ties = (twin.E2M1_BOUNDS.astype(np.float32) * divisor).astype(ml_dtypes.bfloat16).view(np.uint16)

@@ -11,16 +11,10 @@ import pytest
 import pagecore
 from pagecore import errors, ops
 from tests.ops.cases import DTYPES
+from tests.ops.instruction_sets import on_every_isa
 from tests.reference import sparse
 
 RNG = np.random.default_rng
-
-
-@pytest.fixture(params=pagecore.available_isas())
-def isa(request):
-    pagecore.set_isa(request.param)
-    yield request.param
-    pagecore.set_isa(None)
 
 
 @pytest.fixture(params=[1, 3])
@@ -139,13 +133,13 @@ def scored_blocks(dtypes: tuple[str, str], dim: int, **options: Any) -> tuple[tu
     return (query, *planes), given, sparse.score_blocks(query, *planes, **given, block_size=4, **options)
 
 
-@pytest.mark.parametrize("isa", pagecore.available_isas(), indirect=True)  # varies fastest
 @pytest.mark.parametrize("threads", [1, 3], indirect=True)
 @pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "bfloat16")])
 @pytest.mark.parametrize("dim", [1, 64, 100])
 @pytest.mark.parametrize("group", ["max", "mean"])
 @pytest.mark.parametrize("mixed", [False, True])
-def test_scores_of_blocks_equal_the_twin(isa, threads, dtypes, dim, group, mixed):
+@on_every_isa
+def test_scores_of_blocks_equal_the_twin(threads, dtypes, dim, group, mixed):
     for causal in (True, False):
         arrays, given, expected = scored_blocks(dtypes, dim, group=group, causal=causal, mixed=mixed)
         assert_scores(ops.score_blocks(*arrays, **given, block_size=4, causal=causal, group=group), expected)
@@ -155,7 +149,8 @@ def test_scores_of_blocks_equal_the_twin(isa, threads, dtypes, dim, group, mixed
 @pytest.mark.parametrize("reduce", ["max_abs", "mean"])
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("num_channels", [1, 16, 21])
-def test_scores_of_tokens_equal_the_twin(isa, threads, dtypes, reduce, mixed, num_channels):
+@on_every_isa
+def test_scores_of_tokens_equal_the_twin(threads, dtypes, reduce, mixed, num_channels):
     rng, given = RNG(6), batch(mixed, 4)
     label = rng.standard_normal((200, 4, 2, num_channels)).astype(DTYPES[dtypes[1]])
     channels = rng.integers(0, 64, (2, num_channels))
@@ -211,7 +206,8 @@ def test_scores_refuse_what_does_not_match():
 @pytest.mark.parametrize("dtypes", [("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "float16")])
 @pytest.mark.parametrize("dim", [3, 64, 72])
 @pytest.mark.parametrize("block_size", [1, 4, 7])
-def test_summaries_equal_the_twin_after_every_write(isa, threads, dtypes, dim, block_size):
+@on_every_isa
+def test_summaries_equal_the_twin_after_every_write(threads, dtypes, dim, block_size):
     rng = RNG(8)
     source, stored = (DTYPES[name] for name in dtypes)
     cache = np.zeros((40, block_size, 3, dim), np.float32)
@@ -304,7 +300,8 @@ def test_a_bad_slot_leaves_the_summaries_unchanged():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("dim", [2, 70])
-def test_a_query_component_of_zero_contributes_zero_to_infinite_bounds(isa, dtype, dim):
+@on_every_isa
+def test_a_query_component_of_zero_contributes_zero_to_infinite_bounds(dtype, dim):
     low, high = np.ones((2, 4, 1, dim), DTYPES[dtype])
     for block, bound in enumerate((np.inf, np.nan)):
         low[block, 0, 0], high[block, 0, 0] = -bound, bound

@@ -11,6 +11,7 @@ import pytest
 import pagecore
 from pagecore import errors, ops
 from tests.ops.cases import DTYPES, LAYOUTS, Shape, assert_lse_close, assert_output_close, make_case, random_mask
+from tests.ops.instruction_sets import on_every_isa
 from tests.ops.selections import expect, poison, random_selection
 from tests.ops.test_attention_invariance import among, assert_same_bits, plan_for
 
@@ -19,13 +20,6 @@ LENS = {
     "mixed": {"seq_lens": (300, 33, 1, 16, 40), "query_lens": (70, 1, 1, 16, 0)},
 }
 NAMES = {True: ("blocks", "block_counts"), False: ("indices", "index_counts")}
-
-
-@pytest.fixture(params=pagecore.available_isas())
-def isa(request):
-    pagecore.set_isa(request.param)
-    yield request.param
-    pagecore.set_isa(None)
 
 
 def check(shape: Shape, *, by_block: bool = True, seed: int = 3, counted: bool = True, **options: Any) -> None:
@@ -47,7 +41,8 @@ def check(shape: Shape, *, by_block: bool = True, seed: int = 3, counted: bool =
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("by_block", [True, False], ids=["blocks", "indices"])
 @pytest.mark.parametrize("dim", [64, 40, 128])
-def test_every_instruction_set_attends_to_what_each_head_selects(isa, lens, dtype, by_block, dim):
+@on_every_isa
+def test_every_instruction_set_attends_to_what_each_head_selects(lens, dtype, by_block, dim):
     shape = Shape(heads=(8, 2), dims=(dim, dim), query_dtype=dtype, cache_dtype=dtype, **LENS[lens])
     check(shape, by_block=by_block)
 
@@ -71,7 +66,8 @@ def test_windows_and_causality_use_true_positions(options, lens, by_block):
 
 @pytest.mark.parametrize("lens", LENS)
 @pytest.mark.parametrize("by_block", [True, False], ids=["blocks", "indices"])
-def test_biases_sinks_and_masks_use_true_positions(isa, lens, by_block):
+@on_every_isa
+def test_biases_sinks_and_masks_use_true_positions(lens, by_block):
     shape = Shape(**LENS[lens])
     check(shape, by_block=by_block, alibi_slopes=np.array([0.5, 0.1, -0.2, 0.0], np.float32))
     check(shape, by_block=by_block, sinks=np.linspace(-1, 1, 4, dtype=np.float32))
@@ -183,7 +179,8 @@ def test_a_selection_needs_no_more_than_the_attended_keys():
 
 @pytest.mark.parametrize("format", ["float8_token", "int8_token", "int4_token", "nvfp4", "mxfp8"])
 @pytest.mark.parametrize("by_block", [True, False], ids=["blocks", "indices"])
-def test_selected_rows_of_a_quantised_cache(isa, format, by_block):
+@on_every_isa
+def test_selected_rows_of_a_quantised_cache(format, by_block):
     case = make_case(Shape(seq_lens=(300, 33, 1, 130), query_lens=(7, 1, 1, 2), query_dtype="bfloat16"))
     unit = case.key_cache.shape[1] if by_block else 1
     lists, counts = random_selection(case, unit, seed=5)

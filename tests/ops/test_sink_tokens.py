@@ -10,21 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pagecore
-from pagecore import AttentionPlan, ShapeError, UnsupportedOption, available_isas, paged_attention, plan_attention
+from pagecore import AttentionPlan, ShapeError, UnsupportedOption, paged_attention, plan_attention
 from pagecore.errors import InvalidBlock
 from tests.ops.cases import Shape, make_case, random_mask
+from tests.ops.instruction_sets import on_every_isa
 from tests.ops.test_chunked_attention import case, check
 from tests.reference.attention import allowed
 from tests.reference.attention import paged_attention as reference
-
-
-@pytest.fixture(params=available_isas())
-def isa(request):
-    before = pagecore.isa()
-    pagecore.set_isa(request.param)
-    yield request.param
-    pagecore.set_isa(before)
-
 
 LENS = [(150, 37), (1, 1), (64, 64), (300, 1), (129, 5), (100, 0), (3, 3), (20, 20)]
 
@@ -43,7 +35,8 @@ def known_results(sink_tokens, window, causal):
 
 @pytest.mark.parametrize("sink_tokens", [1, 4, 16, 63, 64, 70, 500])
 @pytest.mark.parametrize("window", [1, 8, 64, 90, (30, 7)])
-def test_sink_tokens_agree_with_the_reference(isa, sink_tokens, window):
+@on_every_isa
+def test_sink_tokens_agree_with_the_reference(sink_tokens, window):
     for causal in (True, False):
         *arguments, cu = known_case(sink_tokens)
         options = {"sink_tokens": sink_tokens, "window": window, "causal": causal}
@@ -52,7 +45,8 @@ def test_sink_tokens_agree_with_the_reference(isa, sink_tokens, window):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("dim", [64, 128, 80])
-def test_half_precision(isa, dtype, dim):
+@on_every_isa
+def test_half_precision(dtype, dim):
     for query_lens in ((70, 130, 1), (1, 1, 1)):
         shape = Shape(
             (200, 130, 700),
@@ -66,7 +60,8 @@ def test_half_precision(isa, dtype, dim):
 
 
 @pytest.mark.parametrize("format", ["float8_e4m3fn", "int8_token", "int4_token", "nvfp4", "mxfp8"])
-def test_quantised_caches(isa, format):
+@on_every_isa
+def test_quantised_caches(format):
     rng = np.random.default_rng(0)
     planes = [rng.standard_normal((12, 16, 2, 64)).astype(np.float32) for _ in range(2)]
     factor = {} if "float8_e" not in format else {"scale": 0.5}
@@ -93,7 +88,8 @@ OPTIONS = {
 
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("planned", [None, False, True])
-def test_sink_tokens_combine_with_other_options(isa, option, planned):
+@on_every_isa
+def test_sink_tokens_combine_with_other_options(option, planned):
     lens = [(150, 37), (90, 90), (77, 1)]
     *arguments, cu = case(3, [n for n, _ in lens], [q for _, q in lens])
     options = dict(OPTIONS[option])
@@ -111,7 +107,8 @@ def test_worked_example_c6_a_query_sees_sinks_and_window():
     assert np.flatnonzero(allowed(1, 20, window=8, sink_tokens=4)[0]).tolist() == [*range(4), *range(12, 20)]
 
 
-def test_keys_between_sinks_and_window_are_not_read(isa):
+@on_every_isa
+def test_keys_between_sinks_and_window_are_not_read():
     """Blocks of the hole may be any block of the cache, and even of none."""
     *arguments, cu = case(9, [100], [3])
     _, key, value, table, _ = arguments
@@ -164,7 +161,8 @@ def test_any_batch_keeps_the_bounds(data):
 
 
 @pytest.mark.parametrize("sizes", [(1,) * 4 + (66,), (33, 37), (69, 1)], ids=str)
-def test_invariant_bits_do_not_depend_on_the_steps_of_a_prompt(isa, sizes):
+@on_every_isa
+def test_invariant_bits_do_not_depend_on_the_steps_of_a_prompt(sizes):
     shape = Shape((2600,), (70,), heads=(4, 1), dims=(64, 64), query_dtype="bfloat16", cache_dtype="bfloat16")
     whole = make_case(shape, window=1100, sink_tokens=9)
     kinds = {"num_query_heads": 4, "num_kv_heads": 1, "window": 1100, "sink_tokens": 9, "batch_invariant": True}

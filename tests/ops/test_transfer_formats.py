@@ -21,22 +21,15 @@ from pagecore import (
     write_latent,
 )
 from pagecore.arrays.dtypes.formats import FORMATS
-from pagecore.ops.cpu import _cpu
 from tests.ops import formats_twin as twin
 from tests.ops.cases import DTYPES
+from tests.ops.instruction_sets import on_every_isa
 from tests.reference import latent as reference
 
 PAIRS = np.array([(3, 1), (4, 2), (1, 6), (5, 3), (2, 6)], np.int32)  # block 6 is written twice
 SHAPE = (5, 3, 64)  # tokens, heads, dim
 LAYOUTS = {"NHD": (0, 1, 2, 3), "HND": (0, 2, 1, 3)}
 FACTORS = {"float8_e4m3fn": 0.5, "float8_e5m2": 0.25, "nvfp4": 0.01}
-
-
-@pytest.fixture(params=_cpu.available_isas())
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = _cpu.isa()
-    yield _cpu.set_isa(request.param)
-    _cpu.set_isa(before)
 
 
 def array(num_blocks: int, dim: int, dtype: Any, layout: str) -> Any:
@@ -158,7 +151,8 @@ def test_rows_that_follow_each_other(names, layouts):
 
 
 @pytest.mark.parametrize("names", [("bfloat16", "int8_token"), ("nvfp4", "float32"), ("mxfp8", "int4_token")], ids=str)
-def test_every_instruction_set(isa, names):
+@on_every_isa
+def test_every_instruction_set(names):
     source, target, expected = sides(names, ("NHD", "HND"))
     transfer_blocks(source.codes, target.codes, PAIRS, source_scales=source.scale, target_scales=target.scale)
     assert target.memory() == expected.memory()
@@ -256,7 +250,8 @@ def latents(name: str, num_blocks: int) -> Any:
 @pytest.mark.parametrize(
     "names", [(a, b) for a in LATENT_ROWS for b in LATENT_ROWS if a != b and not {a, b} <= set(DTYPES)], ids=str
 )
-def test_latents_are_converted_as_by_the_twin(isa, names):
+@on_every_isa
+def test_latents_are_converted_as_by_the_twin(names):
     rows = np.random.default_rng(0).standard_normal((28, 576)).astype(np.float32)
     source, target, expected = latents(names[0], 7), latents(names[1], 8), latents(names[1], 8)
     factors = [0.02 if name == "float8_e4m3fn" else None for name in names]

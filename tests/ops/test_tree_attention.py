@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import pagecore
-from pagecore import ShapeError, UnsupportedDtype, UnsupportedOption, available_isas, paged_attention, plan_attention
+from pagecore import ShapeError, UnsupportedDtype, UnsupportedOption, paged_attention, plan_attention
 from pagecore.ops import tree_mask
 from tests.ops.cases import Shape, make_case
+from tests.ops.instruction_sets import on_every_isa
 from tests.ops.trees import tree_case
 from tests.reference.trees import bits_of, depths_of, random_parents, words_of
 
@@ -36,29 +36,24 @@ OPTIONS = {
 }
 
 
-@pytest.fixture(params=available_isas())
-def isa(request):
-    before = pagecore.isa()
-    pagecore.set_isa(request.param)
-    yield request.param
-    pagecore.set_isa(before)
-
-
 @pytest.mark.parametrize("name", OPTIONS)
-def test_trees_keep_the_bounds_with_every_option(isa, name):
+@on_every_isa
+def test_trees_keep_the_bounds_with_every_option(name):
     tree_case(BRANCHES, **OPTIONS[name]).check()
 
 
 @pytest.mark.parametrize("dims", [(64, 64), (80, 80), (128, 64), (36, 20)], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_trees_in_every_dtype(isa, dtype, dims):
+@on_every_isa
+def test_trees_in_every_dtype(dtype, dims):
     shape = replace(BRANCHES, dims=dims, query_dtype=dtype, cache_dtype=dtype, padding=3, shuffle_rows=True)
     tree_case(shape, window=50).check()
 
 
 @pytest.mark.parametrize("words", [1, 2, 3])
 @pytest.mark.parametrize("query_lens", [(3, 5), (1, 1), (2, 64), (63, 17)], ids=str)
-def test_few_and_many_rows(isa, query_lens, words):
+@on_every_isa
+def test_few_and_many_rows(query_lens, words):
     """Few rows of queries read keys in place; many rows pack them."""
     shape = Shape(
         seq_lens=(200, 70), query_lens=query_lens, heads=(2, 2), query_dtype="bfloat16", cache_dtype="bfloat16"
@@ -66,7 +61,8 @@ def test_few_and_many_rows(isa, query_lens, words):
     tree_case(shape, words=words, window=11).check()
 
 
-def test_trees_of_more_than_64_tokens(isa):
+@on_every_isa
+def test_trees_of_more_than_64_tokens():
     shape = Shape(seq_lens=(400, 150, 131), query_lens=(130, 150, 65), heads=(4, 2))
     tree_case(shape, branching=0.1).check()
     tree_case(shape, branching=0.05, window=25, alibi_slopes=SLOPES[:4]).check()
@@ -74,7 +70,8 @@ def test_trees_of_more_than_64_tokens(isa):
 
 @pytest.mark.parametrize("invariant", [False, True])
 @pytest.mark.parametrize("window", [None, 30])
-def test_plans(isa, window, invariant):
+@on_every_isa
+def test_plans(window, invariant):
     case = tree_case(replace(BRANCHES, seq_lens=(3000, 77, 20, 5, 1500, 64)), window=window)
     heads = {"num_query_heads": 8, "num_kv_heads": 2}
     plan = plan_attention(
@@ -94,7 +91,8 @@ def test_a_window_needs_a_plan_for_trees():
         case.run(plan=plan)
 
 
-def test_rows_of_an_invariant_tree_have_the_same_bits_beside_any_others(isa):
+@on_every_isa
+def test_rows_of_an_invariant_tree_have_the_same_bits_beside_any_others():
     case = tree_case(BRANCHES)
     heads = {"num_query_heads": 8, "num_kv_heads": 2, "batch_invariant": True}
     cu = case.options["cu_query_lens"]
@@ -109,13 +107,15 @@ def test_rows_of_an_invariant_tree_have_the_same_bits_beside_any_others(isa):
         np.testing.assert_array_equal(one, out[rows])
 
 
-def test_a_chain_equals_causal_attention(isa):
+@on_every_isa
+def test_a_chain_equals_causal_attention():
     case = make_case(BRANCHES)
     chain = [tree_mask(np.arange(count) - 1) for count in BRANCHES.query_lens]
     np.testing.assert_allclose(case.run(tree_mask=np.concatenate(chain)), case.run(), rtol=2e-6, atol=2e-6)
 
 
-def test_a_tree_equals_its_flat_mask(isa):
+@on_every_isa
+def test_a_tree_equals_its_flat_mask():
     case = tree_case(BRANCHES)
     bits, parts, first = case.options.pop("tree_mask"), [], 0
     for length, count in zip(BRANCHES.seq_lens, BRANCHES.query_lens, strict=True):
@@ -128,7 +128,8 @@ def test_a_tree_equals_its_flat_mask(isa):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_branch_does_not_see_the_values_of_another(isa, bad):
+@on_every_isa
+def test_a_branch_does_not_see_the_values_of_another(bad):
     shape = Shape(seq_lens=(70,), query_lens=(6,), heads=(4, 2), query_dtype="bfloat16", cache_dtype="bfloat16")
     case = tree_case(shape)
     case.options["tree_mask"] = tree_mask([-1, 0, 0, 1, 1, 2])
@@ -139,7 +140,8 @@ def test_a_branch_does_not_see_the_values_of_another(isa, bad):
     assert finite.tolist() == [True, True, False, True, True, False]
 
 
-def test_positions_are_those_of_the_tree_by_default(isa):
+@on_every_isa
+def test_positions_are_those_of_the_tree_by_default():
     case = tree_case(BRANCHES, window=9, alibi_slopes=SLOPES)
     bases = np.repeat(np.subtract(BRANCHES.seq_lens, BRANCHES.query_lens), BRANCHES.query_lens)
     bits = case.options["tree_mask"]
@@ -147,7 +149,8 @@ def test_positions_are_those_of_the_tree_by_default(isa):
     np.testing.assert_array_equal(case.run(positions=positions.astype(np.int32)), case.run())
 
 
-def test_given_positions(isa):
+@on_every_isa
+def test_given_positions():
     """Without a tree of one root, positions are the caller's: here every token sits at the place of its slot."""
     case = tree_case(BRANCHES, window=40)
     bases = np.repeat(np.subtract(BRANCHES.seq_lens, BRANCHES.query_lens), BRANCHES.query_lens)

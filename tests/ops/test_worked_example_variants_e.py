@@ -6,17 +6,11 @@ import numpy as np
 import pytest
 
 import pagecore
+from tests.ops.instruction_sets import on_every_isa
 from tests.reference import sparse
 
 KEYS = [[1, 0], [0, 1.25], [3, -1], [-2, 1], [1, 1], [2, 2], [0, -3], [1, 0], [5, 5]]
 QUERIES = np.array([[[1, 1], [-1, 2]]], np.float32)
-
-
-@pytest.fixture(params=pagecore.available_isas())
-def isa(request):
-    pagecore.set_isa(request.param)
-    yield request.param
-    pagecore.set_isa(None)
 
 
 def write(keys, slots, dtype=np.float32, **planes):
@@ -32,7 +26,8 @@ def bounds_of_quest(slots):
 
 
 @pytest.mark.parametrize("table", [[0, 1, 2, 3, 4], [5, 2, 7, 1, 4]], ids=["in order", "shuffled"])
-def test_worked_example_variants_e1_quest(isa, table):
+@on_every_isa
+def test_worked_example_variants_e1_quest(table):
     slots = [table[i // 2] * 2 + i % 2 for i in range(9)]
     low, high = bounds_of_quest(slots)
     assert low[table, 0].tolist() == [[0, 0], [-2, -1], [1, 1], [0, -3], [5, 5]]
@@ -48,7 +43,8 @@ def test_worked_example_variants_e1_quest(isa, table):
     assert pagecore.select(mean, 2, lens=[5], recent=1)[0].tolist() == [[[0, 2, 4]]]
 
 
-def test_worked_example_variants_e1_first_slot_starts_the_bounds_anew(isa):
+@on_every_isa
+def test_worked_example_variants_e1_first_slot_starts_the_bounds_anew():
     low, high = bounds_of_quest(list(range(9)))
     write([[0.5, 0.25]], [2], key_min=low, key_max=high)
     assert low[1, 0].tolist() == high[1, 0].tolist() == [0.5, 0.25]
@@ -57,7 +53,8 @@ def test_worked_example_variants_e1_first_slot_starts_the_bounds_anew(isa):
 
 
 @pytest.mark.parametrize("block_size", [3, 8])
-def test_worked_example_variants_e2_double_sparsity(isa, block_size):
+@on_every_isa
+def test_worked_example_variants_e2_double_sparsity(block_size):
     labels = [[0, 1], [2, 0], [-1, 1], [1, 1], [0, 3], [-2, 0], [1, -1], [0, 0]]
     queries = np.array([[[1, -3, 2, 0], [2, 1, -1, 4]]], np.float32)
     table = [6, 3, 5]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tests.reference.repeated import repeated
 from tests.reference.trees import tree_view
 
 Float = NDArray[np.float64]
@@ -112,6 +113,7 @@ def parts(by_group: tuple[int, int], at_once: int) -> Iterator[tuple[slice, slic
         yield slice(h, h + h_step), slice(g, g + g_step)
 
 
+@repeated
 def paged_attention(
     query: NDArray[Any],
     key_cache: NDArray[Any],
