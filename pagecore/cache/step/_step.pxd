@@ -86,9 +86,7 @@ cdef class StepPlan:
     cdef Int32s count_span(self) noexcept
 
 
-# draft_ids.pxi
-
-# Ids of the drafts of a step; see _draft_ids.pyx.
+# draft_ids.pxi: ids of the drafts of a step.
 
 cdef class DraftIds:
     cdef list given  # of each sequence: Integers, or None without drafts
@@ -99,9 +97,7 @@ cdef class DraftIds:
     cdef void fill(self, StepPlan plan, StepBuffers buffers) noexcept
 
 
-# tree.pxi
-
-# Trees of a step; see _tree.pyx.
+# tree.pxi: trees of a step.
 
 cdef class StepTree:
     cdef list given               # of each sequence: an int64 array, or None for a chain

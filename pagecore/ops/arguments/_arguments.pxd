@@ -5,9 +5,7 @@ from pagecore.ops.args cimport Cache, Format, cache_array
 from pagecore.ops.cpu.args cimport Selection, Tree
 
 
-# checks.pxi
-
-# Checks of arrays; see _checks.pyx. `name` is that of the argument, for messages.
+# checks.pxi: checks of arrays. `name` is that of the argument, for messages.
 
 # A view of any array on the host or CUDA.
 cdef inline Tensor any_tensor(object array, str name):
@@ -65,9 +63,7 @@ cdef int check_result(Tensor result, str name, int ndim, const int64_t* shape, i
 cdef int check_writable(Tensor tensor, str name) except -1
 
 
-# place.pxi
-
-# The device and stream of a call; see _place.pyx. `name` is that of the argument, for messages.
+# place.pxi: the device and stream of a call. `name` is that of the argument, for messages.
 
 # The device of a call, which is that of its first array, and the stream that the call works on.
 cdef struct Place:
@@ -112,9 +108,7 @@ cdef bint are_on_host(tuple tensors) noexcept
 cdef Tensor to_host(Tensor tensor, const Place* place)
 
 
-# indices.pxi
-
-# Index arrays and masks as Tensors; see _indices.pyx. `name` and `axes` are for messages.
+# indices.pxi: index arrays and masks as Tensors. `name` and `axes` are for messages.
 
 # int32 or int64 of `ndim` axes on the device of the call; the last of two axes is contiguous. Lists and host arrays are
 # copied to the device. A device array on the host (place is NULL) is a DeviceError.
@@ -130,9 +124,7 @@ cdef Tensor viewed(object array, str name)
 cdef Tensor flat_mask(object array, const Place* place)
 
 
-# numbers.pxi
-
-# Options and per-head numbers as C values and Tensors; see _numbers.pyx. `name` is that of the argument, for messages.
+# numbers.pxi: options and per-head numbers as C values and Tensors. `name` is that of the argument, for messages.
 
 # One number for each head, on the device of the call: any float dtype and stride on the host, contiguous float32 on
 # CUDA.
@@ -159,9 +151,7 @@ cdef int64_t read_size(object value, str name, int64_t least) except -1
 cdef int read_choice(object value, str name, tuple options) except -1
 
 
-# formats.pxi
-
-# Caches with their formats; see _formats.pyx.
+# formats.pxi: caches with their formats.
 
 # Keys or values of a cache: codes and, if the format computes scales, the plane that stores them.
 cdef class StoredCache:
@@ -227,9 +217,7 @@ cdef inline Cache native_cache(StoredCache stored) noexcept:
     return cache
 
 
-# selected.pxi
-
-# The blocks or tokens that key heads select, as paged_attention takes them; see _selected.pyx.
+# selected.pxi: the blocks or tokens that key heads select, as paged_attention takes them.
 
 cdef class Selected:
     cdef Tensor entries
@@ -256,9 +244,7 @@ cdef Selected read_selected(
     int64_t num_kv_heads, int64_t block_size, const Place* place)
 
 
-# tree.pxi
-
-# Trees of new tokens: their bits and positions as Tensors; see _tree.pyx.
+# tree.pxi: trees of new tokens: their bits and positions as Tensors.
 
 cdef extern from "pagecore/ops/tree.hpp" namespace "pagecore" nogil:
     int64_t first_wrong_parent(const int64_t* parents, int64_t count)
@@ -285,9 +271,7 @@ cdef TreeMask read_tree(
     object tree_mask, object positions, object mask, bint is_selected, int64_t num_tokens, const Place* place)
 
 
-# windows.pxi
-
-# Windows, chunks and sink tokens; see _windows.pyx.
+# windows.pxi: windows, chunks and sink tokens.
 
 # Reads a window as keys before and after a query's own position, -1 for no bound. A window of W keys counts the query's
 # own, so it is (W - 1, no bound).

@@ -6,9 +6,7 @@ from pagecore.ops.cpu.codecs.conversions cimport BlockConversion, LatentConversi
 from pagecore.ops.cuda.codecs._codecs cimport DeviceConversions
 
 
-# conversions.pxi
-
-# Blocks that are converted between formats; see _conversions.pyx.
+# conversions.pxi: blocks that are converted between formats.
 
 # The conversions of one call, and the arrays of scales and factors that they use.
 cdef class Conversions:
@@ -38,9 +36,7 @@ cdef int add_latents(
     const Place* place) except -1
 
 
-# device_codec.pxi
-
-# quantize and dequantize of arrays in CUDA memory; see _device_codec.pyx.
+# device_codec.pxi: quantize and dequantize of arrays in CUDA memory.
 
 # Converts rows [..., D] of numbers to codes and scales, or back. `scales` is None if the format stores none. `factor`
 # is the given factor of the caller: a number, one for each entry of the axis before the last, or None.
@@ -53,9 +49,7 @@ cdef int convert_latents_on_device(
     Tensor source, int source_format, Tensor target, int target_format, const Place* place) except -1
 
 
-# latent_codec.pxi
-
-# Rows of the packed latent formats as codes; see _latent_codec.pyx.
+# latent_codec.pxi: rows of the packed latent formats as codes.
 
 # True for the name of a packed latent format.
 cdef bint is_latent_format(object name) except -1

@@ -4,9 +4,7 @@ from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.arguments._arguments cimport Place, Selected, TreeMask
 
 
-# block_checks.pxi
-
-# Checks of the arguments of gather, scatter, transfer and copy; see _block_checks.pyx.
+# block_checks.pxi: checks of the arguments of gather, scatter, transfer and copy.
 
 cdef enum:
     UNKNOWN = -1
@@ -64,9 +62,7 @@ cdef int check_index_apart(list written, str name, bint many, Tensor indices, st
 cdef Tensor pair_ids(object pairs, const Place* place)
 
 
-# debug.pxi
-
-# Checks of index arrays in device memory, made under `debug`; see _debug.pyx. They raise as the host kernels do.
+# debug.pxi: checks of index arrays in device memory, made under `debug`. They raise as the host kernels do.
 
 # True if debug is on. UnsupportedOption if PAGECORE_DEBUG, read by the first call, is invalid.
 cdef bint debugging() except -1

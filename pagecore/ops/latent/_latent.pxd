@@ -6,9 +6,7 @@ from pagecore.ops.arguments._arguments cimport Place
 from pagecore.ops.cpu.latent.latent cimport LatentCache
 
 
-# latent_cache.pxi
-
-# The planes of a latent cache; see _latent_cache.pyx.
+# latent_cache.pxi: the planes of a latent cache.
 
 # The checked planes of a call. `rope` is None if `latent` holds both parts of a row. Plain numbers have the format "".
 cdef class LatentPlanes:

@@ -7,9 +7,7 @@ from pagecore.ops.cpu.moves.slot_moves cimport BoundedKeys
 from pagecore.ops.cuda.sparse._sparse cimport DeviceMoves
 
 
-# slot_moves.pxi
-
-# Moves of tokens between slots of one pool; see _slot_moves.pyx.
+# slot_moves.pxi: moves of tokens between slots of one pool.
 
 cdef class SlotMoves:
     cdef vector[BlockArray] arrays

@@ -8,9 +8,7 @@ from pagecore.ops.cpu.sparse.select cimport SummaryArgs
 from pagecore.ops.cuda.sparse._sparse cimport KeySummaryPlanes
 
 
-# summaries.pxi
-
-# Summaries of keys (bounds of blocks, labels of tokens) that a write keeps up; see _summaries.pyx.
+# summaries.pxi: summaries of keys (bounds of blocks, labels of tokens) that a write keeps up.
 
 cdef class KeySummary:
     cdef SummaryArgs args

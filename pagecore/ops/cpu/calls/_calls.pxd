@@ -34,7 +34,7 @@ cdef int check_scored(
 
 # latent_rows.pxi
 
-# Rows of latent caches on the host. Arguments are what ops/latent/_latent_rows.pyx has checked; see _cpu.pxd.
+# Rows of latent caches on the host. Arguments are what ops/latent/latent_rows.pxi has checked; see _cpu.pxd.
 
 # Optional: rows.
 cdef int gather_latent(

@@ -1,4 +1,4 @@
-# Declarations of slot_moves.hpp, for _cpu.pyx and _slot_moves.pyx.
+# Declarations of slot_moves.hpp, for _cpu.pyx and slot_moves.pxi.
 from libc.stdint cimport int64_t
 
 from pagecore.native.std cimport vector

@@ -6,9 +6,7 @@ from pagecore.ops.cuda.plan.abi_attention cimport PcAttentionParams, PcLaunchSha
 from pagecore.ops.planning._plan cimport AttentionPlan
 
 
-# latent_shapes.pxi
-
-# The kernels of latent attention, their parameters and launch shapes; see _latent_shapes.pyx.
+# latent_shapes.pxi: the kernels of latent attention, their parameters and launch shapes.
 
 cdef extern from "cuda_src/shapes/latent.h" nogil:
     cdef struct PcDivisor:
@@ -62,7 +60,7 @@ cdef str select_kernel(const KernelQuery& query, bint decode, PcLaunchShape* sha
 
 # attention.pxi
 
-# Paged attention on CUDA: parameters and launches. Arguments are what ops/attention/_attention.pyx has checked.
+# Paged attention on CUDA: parameters and launches. Arguments are what ops/attention/attention.pxi has checked.
 
 # Launches paged attention. seq_lens and cu_query_lens may be on the host; all other Tensors are on the device of the
 # call. key_scale and value_scale are given factors, one for each head. rows, cu_query_lens, sinks, alibi_slopes,

@@ -31,7 +31,7 @@ cdef int find_slots(
 
 # latent.pxi
 
-# Latent attention on CUDA: parameters and launches. Arguments are what pagecore/ops/latent/_latent.pyx has checked.
+# Latent attention on CUDA: parameters and launches. Arguments are what pagecore/ops/latent/latent.pxi has checked.
 
 # The rows of a latent cache; strides count bytes. `format` is a PcLatentFormat, `type` the dtype of plain rows.
 cdef struct LatentRows:

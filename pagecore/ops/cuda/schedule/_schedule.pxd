@@ -29,9 +29,7 @@ cdef uint64_t planned_counters(Tensor planned, const PcPlanLayout& layout) noexc
 cdef int check_planned(Tensor planned, const PcAttentionParams& p, const Place* place) except -1
 
 
-# schedule.pxi
-
-# The plan and the workspace of an attention call on CUDA; see _schedule.pyx.
+# schedule.pxi: the plan and the workspace of an attention call on CUDA.
 
 # The plan and the workspace of a call.
 cdef struct Work:
