@@ -4,6 +4,7 @@
 #   make sanitize SEED=7 SCALE=10    other random numbers, ten times as many rounds
 #   make -f tests/native/sanitize.mk plain           without sanitizers
 #   make -f tests/native/sanitize.mk plain LIBRARIES=build/temp.X    with the code of the package, which setup.py built
+#   ... LIBRARIES=build/temp.X AMX=hardware          and with its kernels for AMX, on a machine that has AMX
 #   make -f tests/native/sanitize.mk plain CXX=aarch64-linux-gnu-g++ LDFLAGS=-static LAUNCH=qemu-aarch64
 #
 # A sanitizer needs its own objects, in build/sanitize/KIND/. A driver consists of a room's sources, the room's tests and
@@ -19,8 +20,11 @@ MACHINE := $(firstword $(subst -, ,$(shell $(CXX) -dumpmachine)))
 OUT := $(BUILD)/$(MACHINE)
 
 FLAGS := -std=c++20 -g1 -fno-omit-frame-pointer -fno-math-errno -Wall -Wextra -Werror -Wno-psabi -I. -Ithird_party -pthread
+# The compiler collects its garbage beyond 1 GB: below, it would take a twelfth of the time.
+FLAGS += --param ggc-min-heapsize=1000000
 # AMX is emulated, so that the drivers check it on any machine with the rest of x86-64-v4-amx.
-FLAGS += -DPC_AMX_EMULATED
+AMX ?= emulated
+FLAGS += $(if $(filter emulated,$(AMX)),-DPC_AMX_EMULATED)
 # Assertions of the standard library, locals filled with a pattern, and annotations of the used part of vectors.
 ASAN := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -ftrivial-auto-var-init=pattern \
         -D_GLIBCXX_ASSERTIONS -D_GLIBCXX_SANITIZE_VECTOR
@@ -50,9 +54,12 @@ ifdef LIBRARIES
 # Only what emulates AMX is compiled again; its objects come before the libraries.
 CODE_index := $(HARNESS)
 CODE_tiers := $(HARNESS)
-CODE_ops := pagecore/ops/cpu/dispatch.cpp $(patsubst %,pagecore/ops/cpu/isa/%.cpp,\
-            $(filter v4_amx latent_v4_amx,$(ISAS_$(MACHINE)) $(ISAS_$(MACHINE):%=latent_%))) $(HARNESS)
-OUT := $(OUT)/package
+CODE_ops := $(HARNESS)
+ifeq ($(AMX),emulated)
+CODE_ops += pagecore/ops/cpu/dispatch.cpp $(patsubst %,pagecore/ops/cpu/isa/%.cpp,\
+            $(filter v4_amx latent_v4_amx,$(ISAS_$(MACHINE)) $(ISAS_$(MACHINE):%=latent_%)))
+endif
+OUT := $(OUT)/package-$(AMX)
 LINK_LIBRARIES := -Wl,--start-group $(wildcard $(LIBRARIES)/libpagecore_*.a) -Wl,--end-group
 endif
 # The custom calls for XLA are headers that call ops.
