@@ -51,6 +51,7 @@ TEXT_MODELS: Mapping[str, str] = {
     "interns2_mobius": "interns2_mobius_text",
     "isaac": "qwen3",
     "jet_vlm": "jet_nemotron",
+    "kanana-1.5-v": "llama",
     "Keye": "qwen3",
     "KeyeVL1_5": "qwen3",
     "kimi_k25": "kimi_k2",
@@ -94,6 +95,7 @@ ANY_TEXT_MODEL: Mapping[str, str] = {
         ("audioflamingo3", "musicflamingo", "fast_vlm", "got_ocr2", "internvl", "llava_onevision"), "qwen2"
     ),
     **dict.fromkeys(("ovis2", "pp_chart2table", "qwen2_audio", "vibevoice"), "qwen2"),
+    "midashenglm": "qwen2_5_omni_text",
     **dict.fromkeys(("vibevoice_asr", "video_llama_3"), "qwen2"),
     **dict.fromkeys(
         ("deepseek_vl", "deepseek_vl_hybrid", "glmasr", "idefics3", "janus", "llava", "llava_next"), "llama"
@@ -121,6 +123,7 @@ ANY_TEXT_MODEL: Mapping[str, str] = {
 # inside another one may be missing.
 TEXT_FIELDS: Mapping[str, tuple[str, str]] = {
     "alpamayo2_super": ("vlm_config.text_config", "qwen3_vl_text"),
+    "bagel": ("llm_config", "qwen2"),
     "deepseek_vl_v2": ("language_config", "deepseek_v2"),
     "internvl_chat": ("llm_config", "qwen2"),
     "moondream3": ("config.text", "moondream3_text"),
@@ -147,4 +150,8 @@ FLAT = frozenset(
 # Families that have grouped attention if their config has dims of 0 for latents or says `use_mla` false.
 WITHOUT_LATENTS: Mapping[str, str] = {"deepseek_v2": "deepseek"}
 # Families that transformers serves under another name.
-RENAMED: Mapping[str, str] = {"inkling_text": "inkling_model", "kimi_k2": "deepseek_v3"}
+RENAMED: Mapping[str, str] = {
+    "inkling_text": "inkling_model",
+    "kimi_k2": "deepseek_v3",
+    "llama": "kanana-1.5-3b-instruct",
+}

@@ -6,8 +6,9 @@ Published checkpoints, and modules of transformers and timm with the same layers
 import pytest
 
 from pagecore.errors import UnsupportedOption
-from pagecore.models import ConfigError
+from pagecore.models import ConfigError, specs_from_config
 from pagecore.models.parameters import count_parameters, vision_tower
+from pagecore.storage import AttentionSpec, CrossSpec
 from tests.capabilities import require
 
 SMALL = {"model_type": "qwen2", "hidden_size": 64, "intermediate_size": 72, "num_hidden_layers": 2, "vocab_size": 101}
@@ -37,6 +38,85 @@ def test_ovis_1_6_has_a_siglip_with_a_head_of_visual_words(indicators):
     tower = of_tower(SMALL_SIGLIP) + 4 * 32 * words + 2 * words
     assert count_parameters(config).total == count_parameters(SMALL).total + tower + 50 * 64
     assert vision_tower(config).tokens(56) == 4
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_moss_vl_attends_to_images_in_some_layers(has_bias):
+    text = {**SMALL, "model_type": "moss_vl_text", "head_dim": 12, "cross_attention_layers": [1]}
+    vision = {"depth": 3, "hidden_size": 32, "intermediate_size": 40, "num_heads": 4, "patch_size": 4}
+    vision |= {"num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1], "out_hidden_size": 64}
+    config = {"model_type": "moss_vl", "text_config": text | {"attention_bias": has_bias}, "vision_config": vision}
+    attention = 2 * 96 * 64 + 2 * 24 * 64 + has_bias * (96 + 48 + 64) + 2 * 12
+    language = 2 * (attention + 3 * 64 * 72 + 2 * 64) + 2 + 2 * 101 * 64 + 64  # with two gates
+    layer = 4 * 33 * 32 + 33 * 40 + 41 * 32 + 4 * 32
+    tower = 3 * layer + (3 * 4 * 4 + 1) * 32 + 16 * 32
+    merged = 4 * 3 * 32  # four patches, and the features of three layers
+    projector = 3 * 2 * 32 + (merged + 1) * merged + (merged + 1) * 64 + 64
+    assert count_parameters(config).total == language + tower + projector
+    assert vision_tower(config).depths == 1
+    specs = specs_from_config(config)
+    assert [type(spec) for spec in specs] == [AttentionSpec, CrossSpec]
+    assert [(spec.num_kv_heads, spec.head_dim) for spec in specs] == [(2, 12)] * 2
+    assert specs[1].max_tokens is None
+
+
+def test_moss_vl_as_published():
+    vision = {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16, "patch_size": 16}
+    config = {"model_type": "moss_vl", "text_config": {"model_type": "moss_vl_text"}, "vision_config": vision}
+    found = [layer for layer, spec in enumerate(specs_from_config(config)) if isinstance(spec, CrossSpec)]
+    assert found == list(range(2, 48, 4))
+    assert round(count_parameters(config).total / 1e9, 1) == 11.3
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_kanana_v_merges_patches_between_convolutions(depth):
+    """As its modeling file and the stages of a RegNet in timm build it."""
+    vision = {"model_type": "kanana-1.5-v-visual-encoder", "depth": 3, "embed_dim": 32, "num_heads": 4}
+    projector = {"depth": depth, "encoder_hidden_size": 32, "hidden_size": 24, "output_hidden_size": 64}
+    projector |= {"pos_emb_size": 16, "mlp_depth": 3, "num_eos_tokens": 2, "prenorm": True}
+    text = {**SMALL, "model_type": "kanana-1.5-3b-instruct"}
+    config = {"model_type": "kanana-1.5-v", "text_config": text, "vision_config": vision}
+    tower = 3 * (4 * 33 * 32 + 33 * 128 + 129 * 32 + 4 * 32) + 3 * 2 * 14 * 14 * 32
+
+    def block(inputs):
+        gate = round(inputs / 4)
+        shortcut = inputs * 24 + 48 if inputs != 24 else 0
+        return inputs * 24 + 9 * 24 + 24 * 24 + 3 * 48 + 25 * gate + (gate + 1) * 24 + shortcut
+
+    stages = block(32) + block(96) + 2 * block(24) if depth else 0
+    rest = (16 + 2) * 32 + 2 * 64 + ((24 if depth else 32) + 1) * 64 + 2 * 65 * 64
+    expected = count_parameters(text | {"model_type": "llama"}).total + tower + stages + rest
+    assert count_parameters(config | {"projector_config": projector}).total == expected
+    assert vision_tower(config).tokens(56) == 4
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_bagel_has_a_siglip_of_one_layer_less_than_its_config(qk_norm):
+    text = {name: value for name, value in SMALL.items() if name != "model_type"} | {"qk_norm": qk_norm}
+    tower = {name: value for name, value in SMALL_SIGLIP.items() if name != "model_type"}
+    config = {"model_type": "bagel", "llm_config": text, "vae_config": {"z_channels": 16}}
+    expected = count_parameters(SMALL).total + qk_norm * 2 * 2 * 8
+    for listed, built in ((27, 26), (3, 3)):
+        counted = count_parameters(config | {"vit_config": tower | {"num_hidden_layers": listed}})
+        seen = of_tower(SMALL_SIGLIP, num_hidden_layers=built, vision_use_head=False)
+        assert counted.total == expected + seen + 33 * 64 + 65 * 64
+    assert count_parameters(config | {"vit_config": tower, "visual_und": False}).total == expected
+    assert vision_tower(config | {"vit_config": tower}).tokens(56) == 16
+
+
+@pytest.mark.parametrize(("bias", "scales", "stride"), [(True, None, 4), (False, 1e-5, [4, 8])])
+def test_midasheng_has_a_transformer_over_patches_of_a_spectrogram(bias, scales, stride):
+    encoder = {"depth": 3, "embed_dim": 32, "num_heads": 4, "mlp_ratio": 2.5, "n_mels": 16, "patch_size": [4, 4]}
+    encoder |= {"patch_stride": stride, "target_length": 40, "qkv_bias": bias, "init_values": scales}
+    text = {name: value for name, value in SMALL.items() if name != "model_type"}
+    config = {"model_type": "midashenglm", "text_config": text, "audio_encoder_config": encoder, "subsample_factor": 3}
+    layer = 4 * 32 * 32 + 32 + 3 * 32 * bias + 33 * 80 + 81 * 32 + 4 * 32 + 2 * 32 * bool(scales)
+    positions = 4 + (10 if stride == 4 else 5)
+    tower = 2 * 16 + 17 * 32 + positions * 32 + 3 * layer + 2 * 32
+    projector = (3 * 32 + 1) * 64 + 65 * 64
+    assert count_parameters(config).total == count_parameters(SMALL).total + tower + projector
+    with pytest.raises(ConfigError, match=r"patch_size is \[4\]; it must be an integer, or two"):
+        count_parameters(config | {"audio_encoder_config": encoder | {"patch_size": [4]}})
 
 
 def test_eagle_2_5_has_a_siglip_without_a_head():

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models.config_files.fields import Fields
+from pagecore.models.parameters.audio.dasheng import add_dasheng
 from pagecore.models.parameters.audio.dots_3 import add_dots_3_audio
 from pagecore.models.parameters.audio.formula_encoders import FORMULA_ENCODERS
 from pagecore.models.parameters.audio.gemma_4 import add_gemma_3n_audio, add_gemma_4_audio
@@ -143,12 +144,15 @@ _OTHERS: Mapping[str, Callable[[Tally, Fields, Fields, int], None]] = {
     "dots3_note_audio_encoder": add_dots_3_audio,
     "gemma3n_audio": add_gemma_3n_audio,
     "gemma4_audio": add_gemma_4_audio,
+    "midashenglm_dasheng_encoder": add_dasheng,
     "muse_spark_audio": add_audio_levels,
     "phi4_multimodal_audio": add_phi_4_audio,
     "vibevoice_acoustic_tokenizer": add_vibevoice,
     "vibevoice_acoustic_tokenizer_encoder": add_vibevoice_encoder,
     "whisper": _add_whisper,
 }
+# Models whose encoder is in another field, which does not name it.
+_NAMED: Mapping[str, tuple[str, str]] = {"midashenglm": ("audio_encoder_config", "midashenglm_dasheng_encoder")}
 # Sizes that published files leave out.
 _SIZES: Mapping[str, object] = {"num_mel_bins": 128, "max_source_positions": 1500, "downsample_hidden_size": 480}
 
@@ -163,6 +167,9 @@ def add_audio(tally: Tally, whole: Fields, text_hidden: int) -> None:
     UnsupportedOption
         An encoder of an unknown type.
     """
+    own = _NAMED.get(str(whole.given("model_type")))
+    if own is not None and whole.has_object(own[0]):
+        _OTHERS[own[1]](tally, whole, whole.inner(own[0]), text_hidden)
     for name in AUDIO_PARTS:
         if whole.has_object(name):
             fields = whole.inner(name)

@@ -1,6 +1,6 @@
-"""Parameters of Mllama (Llama 3.2 Vision), whose text model attends to images in some layers.
+"""Parameters of Mllama (Llama 3.2 Vision) and MOSS-VL, whose text models attend to images in some layers.
 
-Source: the configuration and modeling files of transformers 5.
+Source: the configuration and modeling files of transformers 5, and SGLang's model of MOSS-VL.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ def add_mllama(
     tally: Tally, whole: Fields, model_type: str, layers: Sequence[AttentionSpec | CrossSpec], stage: range | None
 ) -> tuple[int, bool]:
     """Add the text model, or a stage of it; return its features, and True for the first stage."""
-    fields = mllama_text(whole, model_type)
+    fields, is_moss = mllama_text(whole, model_type), model_type == "moss_vl"
+    has_bias = is_moss and fields.switch("attention_bias", False)
     own = check_stage(range(len(layers)) if stage is None else stage, len(layers))
     hidden, width, vocab = (fields.integer(name) for name in ("hidden_size", "intermediate_size", "vocab_size"))
     for number in own:
@@ -31,17 +32,17 @@ def add_mllama(
         tally.module = f"{path}.{'cross_attn' if is_crossed else 'self_attn'}"
         queries = (spec.num_query_heads or spec.num_kv_heads) * spec.head_dim
         keys = spec.num_kv_heads * spec.head_dim
-        tally.linear(hidden, queries, split=Split.ATTENTION, name="q_proj")
-        tally.linear(hidden, keys, split=Split.KEY_VALUE, name="k_proj")
-        tally.linear(hidden, keys, split=Split.KEY_VALUE, name="v_proj")
-        tally.linear(queries, hidden, split=Split.ATTENTION, name="o_proj")
-        tally.add(is_crossed * (2 * spec.head_dim + 2))  # norms of queries and keys, and gates
+        tally.linear(hidden, queries, bias=has_bias, split=Split.ATTENTION, name="q_proj")
+        tally.linear(hidden, keys, bias=has_bias, split=Split.KEY_VALUE, name="k_proj")
+        tally.linear(hidden, keys, bias=has_bias, split=Split.KEY_VALUE, name="v_proj")
+        tally.linear(queries, hidden, bias=has_bias, split=Split.ATTENTION, name="o_proj")
+        tally.add((is_crossed or is_moss) * 2 * spec.head_dim + 2 * is_crossed)  # norms of queries and keys, and gates
         tally.module = f"{path}.mlp"
         tally.linear(hidden, width, copies=2, name="gate_proj")
         tally.linear(width, hidden, name="down_proj")
         tally.norm(hidden, copies=2)
     is_first, is_last = own.start == 0, own.stop == len(layers)
-    rows = (vocab + _IMAGE_ROWS) * is_first + vocab * is_last
+    rows = (vocab + _IMAGE_ROWS * (not is_moss)) * is_first + vocab * is_last
     tally.add(rows * hidden, Kind.EMBEDDING, Split.TENSOR)
     tally.norm(hidden, copies=is_last)
     return hidden, is_first

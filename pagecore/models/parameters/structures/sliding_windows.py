@@ -26,7 +26,7 @@ from pagecore.models.parameters.structures.common_traits import (
 
 __all__ = ["SLIDING_WINDOWS"]
 
-_QWEN_2 = Traits(qkv_bias=True)
+_QWEN_2 = Traits(qkv_bias=True, qk_norm="head", qk_norm_field="qk_norm", defaults={"qk_norm": False})
 # A gate of the width of the queries, whatever a config says.
 _GATED_BY_FEATURE = {"gate_kind": "features"}
 

@@ -1,6 +1,6 @@
-"""The vision tower of Mllama (Llama 3.2 Vision), and its projector.
+"""The vision tower of Mllama (Llama 3.2 Vision) and its projector, and the projector of MOSS-VL.
 
-Source: the configuration and modeling files of transformers 5.
+Source: the configuration and modeling files of transformers 5, and SGLang's model of MOSS-VL.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pagecore.models.parameters.counting.encoder_parts import encoder_add, encod
 from pagecore.models.parameters.counting.tally import Tally
 from pagecore.models.parameters.vision.tower_parts import Sizes, Tower, count_patches
 
-__all__ = ["MLLAMA_SIZES", "MLLAMA_TOWER", "project_mllama"]
+__all__ = ["MLLAMA_SIZES", "MLLAMA_TOWER", "project_mllama", "project_moss"]
 
 MLLAMA_SIZES = {
     "hidden_size": 1280,
@@ -43,6 +43,19 @@ def project_mllama(
 ) -> None:
     """Add the projector, which reads the features of several layers of the tower."""
     encoder_linear(tally, fields.integer("vision_output_dim"), text, bias=True)
+
+
+def project_moss(
+    tally: Tally, _whole: Fields, fields: Fields, hidden: int, merge: int, _depths: int, text: int
+) -> None:
+    """Add an MLP that reads several layers of the tower together, and the token between images."""
+    stacked = fields.value("deepstack_visual_indexes")
+    depths = 1 + (len(stacked) if isinstance(stacked, list | tuple) else 0)
+    inputs = hidden * merge**2 * depths
+    outputs = text if fields.given("out_hidden_size") is None else fields.integer("out_hidden_size")
+    encoder_add(tally, 2 * hidden * depths + outputs)
+    encoder_linear(tally, inputs, inputs, bias=True)
+    encoder_linear(tally, inputs, outputs, bias=True)
 
 
 MLLAMA_TOWER = Tower(attention_biases=0, has_patch_bias=False, add_rest=_add_rest)

@@ -15,7 +15,7 @@ from pagecore.models.parameters.vision.dots_3 import project_dots_3
 from pagecore.models.parameters.vision.formulas import FORMULA_PROJECTORS
 from pagecore.models.parameters.vision.idefics import add_idefics_resampler
 from pagecore.models.parameters.vision.janus import add_janus
-from pagecore.models.parameters.vision.mllama_tower import project_mllama
+from pagecore.models.parameters.vision.mllama_tower import project_mllama, project_moss
 from pagecore.models.parameters.vision.resamplers import RESAMPLERS
 from pagecore.models.parameters.vision.tower_parts import Projector, count_colours
 from pagecore.models.parameters.vision.two_towers import project_deepseek_hybrid, project_video_llava
@@ -241,6 +241,7 @@ PROJECTORS: Mapping[str, Projector] = {
     "mistral3": _mistral,
     "mistral_large4": _mistral,
     "mllama": project_mllama,
+    "moss_vl": project_moss,
     "muse_glimmer": _muse,
     "muse_spark": _muse,
     "ovis2": _visual_words,

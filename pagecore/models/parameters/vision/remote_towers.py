@@ -14,6 +14,8 @@ from pagecore.models.config_files.fields import Fields
 from pagecore.models.parameters.counting.encoder_parts import encoder_add, encoder_linear, encoder_matrices
 from pagecore.models.parameters.counting.tally import Tally
 from pagecore.models.parameters.vision.abstractor import add_abstractor
+from pagecore.models.parameters.vision.bagel import project_bagel
+from pagecore.models.parameters.vision.kanana import KANANA_SIZES, project_kanana
 from pagecore.models.parameters.vision.radio import RADIO_PROJECTORS, RADIO_TOWERS
 from pagecore.models.parameters.vision.special_towers import SPECIAL_TOWERS, TOWER_SIZES
 from pagecore.models.parameters.vision.timm_towers import TIMM_PROJECTORS, TIMM_TOWERS
@@ -186,6 +188,7 @@ _KEYE: Mapping[str, object] = {"image_size": 384, "patch_size": 14, "spatial_mer
 REMOTE_SIZES: Mapping[str, Mapping[str, object]] = {
     **dict.fromkeys(("Keye", "KeyeVL1_5"), _KEYE),
     "deeplip_b_l": {**TOWER_SIZES["got_ocr2"], "downsample_channels": [512, 1024]},
+    "kanana-1.5-v-visual-encoder": KANANA_SIZES,
     "siglip_so400m_patch14_384": {"image_size": 384},
 }
 REMOTE_TOWERS: Mapping[str, Tower] = {
@@ -195,6 +198,7 @@ REMOTE_TOWERS: Mapping[str, Tower] = {
     "eva2clip": Tower(add_rest=_positions_of_glm, merge=2),
     "intern_vit_6b": _INTERN,
     **dict.fromkeys(("Keye", "KeyeVL1_5"), Tower(add_rest=_packed_positions)),
+    "kanana-1.5-v-visual-encoder": TOWERS["qwen2_vl"],
     "minicpmv": TOWERS["idefics3_vision"],
     "nvlm": replace(_INTERN, add_rest=_nvlm),
     "siglip_so400m_patch14_384": replace(
@@ -207,9 +211,11 @@ REMOTE_PROJECTORS: Mapping[str, Projector] = {
     "Keye": _project_keye(norm_is_merged=False),
     "KeyeVL1_5": _project_keye(norm_is_merged=True),
     "NVLM_D": _project_nvlm,
+    "bagel": project_bagel,
     "chatglm": _project_glm,
     "deepseek_vl_v2": _project_deepseek,
     "hyperclovax_vlm": add_abstractor,
+    "kanana-1.5-v": project_kanana,
     "minicpmo": _resample,
     "minicpmv": _resample,
     "phi3_v": _project_phi_3,

@@ -19,6 +19,7 @@ from pagecore.models.encoders.specs import has_encoder
 from pagecore.models.families.registry import FAMILIES
 from pagecore.models.multimodal.text_model import has_thinker, text_model
 from pagecore.models.parameters.counting.tally import Kind, Split, Tally
+from pagecore.models.parameters.vision.bagel import bagel_with_tower
 from pagecore.models.parameters.vision.chameleon import add_chameleon
 from pagecore.models.parameters.vision.gemma_3n import add_gemma_3n_vision, has_convolutions
 from pagecore.models.parameters.vision.ovis import ovis_of_transformers
@@ -94,6 +95,8 @@ _TOWERS: Mapping[str, Tower] = {**TOWERS, **SPECIAL_TOWERS, **REMOTE_TOWERS}
 _PROJECTORS = {**PROJECTORS, **REMOTE_PROJECTORS}
 # Models whose files describe their tower by other fields.
 _DESCRIBED = {"perception_lm": perception_encoder, **dict.fromkeys(WITH_RADIO, radio_of_args)}
+# Models whose files have their tower in a field of another name.
+_NAMED = {"bagel": ("vit_config", bagel_with_tower), "ovis": ("visual_tokenizer_config", ovis_of_transformers)}
 # Fields of the whole model with the patches along each side of a token.
 _MERGES = ("spatial_merge_size", "downsample_factor", "hidden_stride", "scale_factor")
 _RATIOS = ("pixel_shuffle_ratio", "downsample_ratio")
@@ -135,8 +138,9 @@ def with_encoders(whole: Fields) -> Fields:
         return Fields(IMPLIED_ENCODERS[model_type], whole.source)
     if model_type in _DESCRIBED and whole.has_object("vision_config"):
         return _DESCRIBED[model_type](whole)
-    if model_type == "ovis" and whole.has_object("visual_tokenizer_config"):
-        return ovis_of_transformers(whole)
+    name, described = _NAMED.get(model_type, ("", None))
+    if described is not None and whole.has_object(name):
+        return described(whole)
     return whole.inner("thinker_config") if has_thinker(whole) else whole
 
 
@@ -157,7 +161,7 @@ def _sizes(whole: Fields, text_hidden: int) -> VisionTower:
         tokens_per_image=_fixed_tokens(whole),
         is_gated=tower.is_gated,
         image_size=image_side(fields, "image_size") * _tiles(fields) if has_size else None,
-        depths=1 + (len(stacked) if isinstance(stacked, list | tuple) else 0),
+        depths=1 + (len(stacked) if isinstance(stacked, list | tuple) and not tower.joins_depths else 0),
         text_hidden=text_hidden,
     )
 

@@ -53,6 +53,8 @@ class Tower:
         The tower's own names of fields.
     merge : int, optional
         Patches along each side that become one token of the text model, if no field has the number.
+    joins_depths : bool
+        The layers of a deep stack give one embedding of a token together.
     """
 
     layers: str = "num_hidden_layers"
@@ -67,6 +69,7 @@ class Tower:
     add_all: Callable[[Tally, Fields, Sizes], None] | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
     merge: int | None = None
+    joins_depths: bool = False
 
 
 def add_tower(tally: Tally, fields: Fields, tower: Tower, sizes: Sizes) -> None:

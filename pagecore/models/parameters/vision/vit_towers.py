@@ -152,6 +152,7 @@ TOWERS: Mapping[str, Tower] = {
     "qwen3_5": _QWEN_3,
     "qwen3_5_moe": _QWEN_3,
     "qwen4_exp": _QWEN_3,
+    "moss_vl": Tower("depth", add_rest=_qwen, joins_depths=True),
     "glm4v": _GLM_4,
     "glm4v_moe": _GLM_4,
     "glm_ocr": Tower(
