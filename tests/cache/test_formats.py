@@ -27,9 +27,24 @@ HEADS, DIM, V_DIM, BLOCK = 2, 32, 64, 4
 LAYOUTS = ["layerwise", "blockwise", "LBNCHD", "LBCNHD", "BCHND", KVLayout("layerwise", heads="NHD")]
 
 
-def spec_of(format: str, **options: Any) -> AttentionSpec:
-    factors = {"key_scale": 0.5, "value_scale": 0.25} if FORMATS[format].takes_factor else {}
-    return AttentionSpec(HEADS, DIM, V_DIM, dtype="float32", num_query_heads=4, format=format, **(factors | options))
+# Formats of keys and of values, where they differ.
+MIXED = [("float8_e4m3fn", "nvfp4"), (None, "int4_token"), ("mxfp8", "float8_e5m2")]
+
+
+def spec_of(format: str | tuple[str | None, str], **options: Any) -> AttentionSpec:
+    keys, values = format if isinstance(format, tuple) else (format, format)
+    factors = {
+        name: factor
+        for name, each, factor in (("key_scale", keys, 0.5), ("value_scale", values, 0.25))
+        if each is not None and FORMATS[each].takes_factor
+    }
+    stored = {"format": keys} | ({"value_format": values} if values != keys else {})
+    return AttentionSpec(HEADS, DIM, V_DIM, dtype="float32", num_query_heads=4, **(stored | factors | options))
+
+
+def sides(spec: Any) -> tuple[tuple[str, str | None, Any], ...]:
+    """Return name, format and factor of keys and of values."""
+    return ("key", spec.format, spec.key_scale), ("value", spec.value_format or spec.format, spec.value_scale)
 
 
 def make(layers: Any, **options: Any) -> PagedKVCache:
@@ -65,13 +80,14 @@ def stored(cache: PagedKVCache, sequence: Any, layer: int) -> dict[str, bytes]:
 
 
 def expected(cache: PagedKVCache, layer: int, key: Any, value: Any) -> dict[str, bytes]:
-    spec: Any = cache.spec(layer)
     found = {}
-    for name, x in (("key", key), ("value", value)):
-        factor = getattr(spec, f"{name}_scale") if FORMATS[spec.format].takes_factor else 1.0
-        codes, scales = twin.quantize_row(x, spec.format, factor)
+    for (name, format, factor), x in zip(sides(cache.spec(layer)), (key, value), strict=True):
+        if format is None:
+            found[name] = x.tobytes()
+            continue
+        codes, scales = twin.quantize_row(x, format, factor)
         found[name] = codes.tobytes()
-        if FORMATS[spec.format].scale_dtype is not None:
+        if FORMATS[format].scale_dtype is not None:
             found[f"{name}_scale"] = scales.tobytes()
     return found
 
@@ -96,7 +112,7 @@ def poison(cache: PagedKVCache) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", [*FORMATS, *MIXED])
 def test_steps_forks_and_swaps_keep_the_bytes_of_the_twin(format, layout):
     spec = spec_of(format)
     cache = make([spec, spec_of(format, window=64), spec], layout=layout)
@@ -206,6 +222,16 @@ def test_layers_of_a_group_have_their_own_factors():
     check(cache, sequence)
 
 
+def test_bounds_of_keys_are_kept_if_only_values_have_a_format():
+    cache = make(AttentionSpec(HEADS, DIM, V_DIM, dtype="float32", key_bounds=True, value_format="int8_token"))
+    sequence = cache.add_sequence(range(8))
+    compute(cache, sequence, 8)
+    cache.compact(sequence, [0, 3, 6])
+    block = cache.block_table(0).numpy()[sequence.row, 0]
+    keys = np.concatenate([rows(place, 1)[0] for place in (0, 3, 6)])
+    np.testing.assert_array_equal(cache.plane("key_max", 0).numpy()[block], keys.max(0))
+
+
 class Formatted(Planes):
     """A user-defined spec with a format."""
 
@@ -303,6 +329,9 @@ def test_a_static_cache_refuses_layers_of_different_formats():
     for format in ("float8_e4m3fn", "mxfp8", "int8_token"):
         with pytest.raises(UnsupportedOption, match="static"):
             StaticKVCache([spec_of("float8_token"), spec_of(format)], max_length=8)
+    for pair in MIXED:
+        with pytest.raises(UnsupportedOption, match=f"values in format '{pair[1]}'; a static cache.*PagedKVCache"):
+            StaticKVCache(spec_of(pair), max_length=8)
 
 
 def test_a_static_cache_checks_the_dim_in_numbers():
@@ -312,7 +341,7 @@ def test_a_static_cache_checks_the_dim_in_numbers():
         cache.update(0, key[..., :16], value, 0)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", [*FORMATS, *MIXED])
 def test_attention_reads_the_stored_numbers_after_every_move(format):
     """Mixed steps, a fork and a swap; the oracle is dense attention over the dequantised rows."""
     cache = make([spec_of(format), spec_of(format, window=6)], layout="blockwise")
@@ -344,10 +373,12 @@ def test_attention_reads_the_stored_numbers_after_every_move(format):
 def read(spec: Any, layer: int, positions: list[int]) -> list[Any]:
     """Return the keys and values of positions as the cache rounds them."""
     found = []
-    for name, side in zip(
-        ("key", "value"), zip(*(rows(place, 1, layer) for place in positions), strict=True), strict=True
-    ):
-        factor = getattr(spec, f"{name}_scale") if FORMATS[spec.format].takes_factor else 1.0
-        codes, scales = twin.quantize_row(np.concatenate(side), spec.format, factor)
-        found.append(twin.dequantize_row(codes, spec.format, scales, factor))
+    pairs = [rows(place, 1, layer) for place in positions]
+    for (_, format, factor), side in zip(sides(spec), zip(*pairs, strict=True), strict=True):
+        x = np.concatenate(side)
+        if format is None:
+            found.append(x)
+            continue
+        codes, scales = twin.quantize_row(x, format, factor)
+        found.append(twin.dequantize_row(codes, format, scales, factor))
     return found

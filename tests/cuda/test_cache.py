@@ -289,6 +289,25 @@ def test_the_index_of_a_cache_on_a_device_equals_that_of_a_host_cache(cuda):
     assert repr(on_device[1]) == repr(expected[1])
 
 
+@pytest.mark.parametrize(
+    "options", cases([{"format": "float8_e4m3fn", "value_format": "nvfp4"}], [{"value_format": "int4_token"}])
+)
+def test_values_in_a_format_of_their_own_are_those_of_a_host_cache(cuda, options):
+    spec = AttentionSpec(2, 32, 16, dtype="bfloat16", num_query_heads=4, **options)
+    key, value, query = normal(9, 2, 32), normal(9, 2, 16, seed=1), normal(9, 4, 32, seed=2)
+
+    def attended(device, put, get):
+        cache = PagedKVCache(spec, block_size=4, num_blocks=9, device=device)
+        batch = cache.prepare([cache.add_sequence(range(9))], 9)
+        cache.write(0, put(key), put(value), batch)
+        written = [get(cache.plane(plane.name, 0))[1:3] for plane in spec.planes]  # two full blocks
+        return [get(cache.attend(0, put(query), batch)), *written]
+
+    expected = attended("cpu", np.asarray, np.asarray)
+    for array, of_host in zip(attended(cuda.device, cuda.put, cuda.get), expected, strict=True):
+        np.testing.assert_allclose(array.astype(np.float32), of_host.astype(np.float32), atol=1e-5)
+
+
 def test_a_received_sequence_keeps_only_the_blocks_of_its_windows(cuda):
     """The pool of the window is smaller than the sequence; first with a new batch, then with one that is reused."""
     ids, window = range(40), 6

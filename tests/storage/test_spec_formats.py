@@ -36,6 +36,38 @@ def test_planes_hold_codes_and_scales(name):
     assert planes["key"].dtype == planes["value"].dtype == stored.dtype
 
 
+@pytest.mark.parametrize(
+    ("options", "names", "nbytes"),
+    [
+        ({"format": "float8_e4m3fn", "value_format": "nvfp4"}, ["key", "value", "value_scale"], 4 * (64 + 18)),
+        ({"format": "mxfp8", "value_format": "float8_e5m2"}, ["key", "value", "key_scale"], 4 * (66 + 32)),
+        ({"value_format": "int4_token"}, ["key", "value", "value_scale"], 4 * (128 + 20)),
+        (
+            {"format": "int8_token", "value_format": "int4_token"},
+            ["key", "value", "key_scale", "value_scale"],
+            4 * (68 + 20),
+        ),
+    ],
+)
+def test_values_may_have_a_format_of_their_own(options, names, nbytes):
+    mixed = spec(**options)
+    assert [plane.name for plane in mixed.planes] == names
+    assert sum(plane.nbytes for plane in mixed.planes) == nbytes
+    assert mixed.shard(TensorParallel(1, 2)).value_format == options["value_format"]
+    assert pickle.loads(pickle.dumps(mixed)) == mixed
+    assert mixed.with_format("mxfp8") == spec(format="mxfp8")
+
+
+def test_a_format_of_values_that_is_that_of_keys_is_the_same_spec():
+    assert spec(format="nvfp4", value_format="nvfp4") == spec(format="nvfp4")
+
+
+def test_each_side_takes_the_factors_of_its_format():
+    mixed = spec(format="float8_e5m2", key_scale=[1.0, 2.0, 3.0, 4.0], value_format="nvfp4", value_scale=0.5)
+    assert (mixed.key_scale, mixed.value_scale) == ((1.0, 2.0, 3.0, 4.0), 0.5)
+    assert spec(value_format="float8_e4m3fn", value_scale=2.0).value_scale == 2.0
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_rank_has_its_heads_of_every_plane(name):
     part = spec(format=name).shard(TensorParallel(1, 2))
@@ -60,7 +92,7 @@ def test_factors_are_those_of_the_rank_heads():
         ({"format": "fp8"}, UnsupportedOption, "format is 'fp8'; use one of float8_e4m3fn, float8_e5m2"),
         ({"format": 8}, UnsupportedOption, "format is 8; use one of"),
         ({"format": "int8_token", "key_scale": 2.0}, UnsupportedOption, "key_scale is 2.0, but format 'int8_token'"),
-        ({"value_scale": 2.0}, UnsupportedOption, "value_scale is 2.0, but a spec without a format takes none"),
+        ({"value_scale": 2.0}, UnsupportedOption, "value_scale is 2.0, but values without a format take none"),
         ({"format": "nvfp4", "key_scale": (1.0, 2.0, 1.0, 1.0)}, UnsupportedOption, "global scale of 'nvfp4' is one"),
         ({"format": "float8_e5m2", "key_scale": (1.0, 2.0)}, ShapeError, "key_scale has 2 entries; .* one per .* 4"),
         ({"format": "float8_e5m2", "key_scale": 0.0}, ShapeError, "key_scale is 0.0; expected a number that is finite"),
@@ -68,6 +100,13 @@ def test_factors_are_those_of_the_rank_heads():
         ({"format": "float8_e5m2", "key_scale": [1e300, 1, 1, 1]}, ShapeError, "an entry of key_scale is 1e.300"),
         ({"format": "float8_e5m2", "key_scale": float("nan")}, ShapeError, "key_scale is nan"),
         ({"format": "float8_e5m2", "value_scale": "1"}, ShapeError, "value_scale is '1'; expected a number"),
+        ({"value_format": "fp8"}, UnsupportedOption, "value_format is 'fp8'; use one of float8_e4m3fn"),
+        ({"value_format": "nvfp4", "key_scale": 2.0}, UnsupportedOption, "key_scale is 2.0, but keys without a format"),
+        (
+            {"format": "float8_e5m2", "value_format": "mxfp8", "value_scale": 2.0},
+            UnsupportedOption,
+            "value_scale is 2.0, but format 'mxfp8'",
+        ),
     ],
 )
 def test_invalid_formats_and_factors_are_refused(options, error, message):
@@ -83,3 +122,5 @@ def test_a_head_dim_that_groups_do_not_divide_is_refused(name, dim, unit):
         AttentionSpec(1, dim, format=name)
     with pytest.raises(ShapeError, match=f"v_head_dim is {dim}"):
         AttentionSpec(1, 64, dim, format=name)
+    with pytest.raises(ShapeError, match=f"v_head_dim is {dim}"):
+        AttentionSpec(1, 64, dim, value_format=name)

@@ -205,6 +205,7 @@ def test_fingerprints_differ_wherever_the_stored_bytes_differ():
         of(cache(AttentionSpec(2, 64, format="int8_token"))),
         of(cache(AttentionSpec(2, 64, format="float8_e4m3fn"))),
         of(cache(AttentionSpec(2, 64, format="float8_e4m3fn", key_scale=2.0))),
+        of(cache(AttentionSpec(2, 64, format="int8_token", value_format="int4_token"))),
         of(cache(AttentionSpec(4, 32))),
         of(cache([spec, states])),
         of(cache(AttentionSpec(4, 64), parallel=TensorParallel(0, 2))),
@@ -218,8 +219,8 @@ def test_fingerprints_differ_wherever_the_stored_bytes_differ():
     windows = made[7]
     assert windows.num_lanes == 2
     assert windows.payload_bytes == (16 * 2 * 2 * 64 * 2,) * 2
-    assert made[14].has_states
-    assert made[14].payload_bytes[1] == states.nbytes
+    assert made[15].has_states
+    assert made[15].payload_bytes[1] == states.nbytes
 
 
 @dataclasses.dataclass(frozen=True)

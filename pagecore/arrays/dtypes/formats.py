@@ -76,9 +76,9 @@ def _formats() -> dict[str, Format]:
 FORMATS: Mapping[str, Format] = MappingProxyType(_formats())
 
 
-def as_format(name: object) -> Format:
-    """Return the format of a name; raise UnsupportedOption, with the list, for any other."""
+def as_format(name: object, option: str = "format") -> Format:
+    """Return the format of a name; raise UnsupportedOption, with the list, for any other value of the option."""
     found = FORMATS.get(name) if isinstance(name, str) else None
     if found is None:
-        raise UnsupportedOption(f"format is {shown(name)}; use one of {', '.join(FORMATS)}")
+        raise UnsupportedOption(f"{option} is {shown(name)}; use one of {', '.join(FORMATS)}")
     return found

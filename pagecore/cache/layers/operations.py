@@ -20,7 +20,7 @@ from pagecore.ops import AttentionPlan, latent_attention, paged_attention, write
 from pagecore.ops.arguments._arguments import float_array
 from pagecore.storage import AttentionSpec, CrossSpec, KVPool, LatentSpec, Spec
 from pagecore.storage.specs.attended import attended_keys
-from pagecore.storage.specs.spec import format_of, stores_key_and_value
+from pagecore.storage.specs.spec import SIDES, format_of, stores_key_and_value
 
 # Options that limit the keys of a query; one of them replaces all of a spec.
 LIMITS = ("window", "chunk", "sink_tokens")
@@ -63,8 +63,8 @@ class AttentionOps(LayerOps):
     """Operations of a spec that stores the planes key and value, ``(heads, dim)`` per token.
 
     `AttentionSpec` supplies scale, softcap, sinks and the number of query heads; any other spec its window, and a
-    format with its factors if it has these attributes. The planes "key_scale" and "value_scale" of a format hold its
-    scales.
+    format with its factors if it has these attributes. The planes "key_scale" and "value_scale" hold the scales of the
+    formats of keys and values.
     """
 
     def __init__(self, spec: Spec, device: str) -> None:
@@ -81,7 +81,9 @@ class AttentionOps(LayerOps):
             self._keep_summaries(spec)
             sinks = None if spec.sinks is None else to_device(np.array(list(spec.sinks), np.float32), device)
             self._defaults.update(scale=spec.scale, softcap=spec.softcap, sinks=sinks)
-        self._format = format_of(spec)
+        stored = {side: format_of(spec, side) for side in SIDES}
+        self._scale_planes = [f"{side}_scale" for side, each in stored.items() if each and each.scale_dtype is not None]
+        self._value_format = stored["value"]
         self._factors = given_factors(spec, device)
 
     def _keep_summaries(self, spec: AttentionSpec) -> None:
@@ -97,7 +99,7 @@ class AttentionOps(LayerOps):
     def value_dim(self) -> int:
         """Numbers of a row of the plane value, of which a byte can hold two."""
         stored = next(plane.shape[-1] for plane in self._spec.planes if plane.name == "value")
-        return stored if self._format is None else stored * self._format.codes_per_byte
+        return stored if self._value_format is None else stored * self._value_format.codes_per_byte
 
     def plan(self) -> AttentionPlan | None:
         """Return an empty plan; None if the spec does not specify its number of query heads."""
@@ -166,13 +168,9 @@ class AttentionOps(LayerOps):
 
     def _scales(self, pool: KVPool, index: int) -> dict[str, Any]:
         """Return the arguments of `write_kv` and `paged_attention` that hold scales; none without a format."""
-        if self._format is None or self._format.scale_dtype is None:
+        if not self._scale_planes:
             return self._factors
-        return {
-            "key_scale": pool.plane("key_scale", index),
-            "value_scale": pool.plane("value_scale", index),
-            **self._factors,
-        }
+        return {name: pool.plane(name, index) for name in self._scale_planes} | self._factors
 
 
 def first_extent(array: Any) -> int | None:
@@ -182,12 +180,13 @@ def first_extent(array: Any) -> int | None:
 
 
 def given_factors(spec: Spec, device: str) -> dict[str, Any]:
-    """Return the given factors of a spec's format as arguments of `write_kv`; an array is on the device."""
-    stored = format_of(spec)
-    if stored is None or not stored.takes_factor:
-        return {}
-    suffix = "scale" if stored.scale_dtype is None else "global_scale"
-    given = {f"{name}_{suffix}": getattr(spec, f"{name}_scale", 1.0) for name in ("key", "value")}
+    """Return the given factors of a spec's formats as arguments of `write_kv`; an array is on the device."""
+    given = {}
+    for side in SIDES:
+        stored = format_of(spec, side)
+        if stored is not None and stored.takes_factor:
+            suffix = "scale" if stored.scale_dtype is None else "global_scale"
+            given[f"{side}_{suffix}"] = getattr(spec, f"{side}_scale", 1.0)
     return {
         name: to_device(np.array(factor, np.float32), device) if isinstance(factor, tuple) else factor
         for name, factor in given.items()

@@ -42,7 +42,7 @@ class StaticArrays:
 
     def _make_room(self, specs: Sequence[Spec], device: str) -> StaticRoom:
         keys, values = self.named["key"], self.named["value"]
-        stored = format_of(specs[0])
+        stored = format_of(specs[0], "key")
         if stored is None:
             return StaticRoom(keys, values)
         factors = [given_factors(spec, device) for spec in specs]
@@ -91,7 +91,14 @@ def encoder_capacity(groups: Sequence[Group]) -> int:
 def _planes_of(spec: Spec) -> tuple[Plane, ...]:
     """Return the planes that a static cache holds; raise UnsupportedOption for a spec with any others."""
     planes = {plane.name: plane for plane in spec.planes}
-    stored = format_of(spec) if {"key", "value"} <= planes.keys() else None
+    stored = values = None
+    if {"key", "value"} <= planes.keys():
+        stored, values = format_of(spec, "key"), format_of(spec, "value")
+    if values is not None and values != stored:
+        raise UnsupportedOption(
+            f"a {type(spec).__name__} stores values in format {values.name!r}; a static cache stores them in that of "
+            "the keys: leave value_format out, or use a PagedKVCache"
+        )
     scales = {"key_scale", "value_scale"} if stored is not None and stored.scale_dtype is not None else set()
     if planes.keys() != {"key", "value"} | scales:
         raise UnsupportedOption(

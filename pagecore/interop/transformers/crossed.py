@@ -269,7 +269,7 @@ def _specs(model: PreTrainedModel, layers: Listed[AttentionSpec] | None, format:
             "for each"
         )
     if getattr(model.config, "relative_attention_num_buckets", None) is not None and any(
-        spec.format is not None for spec in specs[:count]
+        spec.format is not None or spec.value_format is not None for spec in specs[:count]
     ):
         raise UnsupportedOption(
             f"format is given, but the {type(model).__name__} adds a bias to the scores of its self-attention, which "

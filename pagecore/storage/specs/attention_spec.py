@@ -9,12 +9,12 @@ from functools import cached_property
 from typing import Any, SupportsFloat
 
 from pagecore.arrays import DType, as_dtype
-from pagecore.arrays.dtypes.formats import as_format
+from pagecore.arrays.dtypes.formats import Format, as_format
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage.checks import as_factor, as_float, as_tuple, flag, require_int, shown
 from pagecore.storage.specs.parallel import TensorParallel
 from pagecore.storage.specs.sparse_spec import Channels, checked_channels, summary_planes
-from pagecore.storage.specs.spec import CACHE_DTYPES, Plane
+from pagecore.storage.specs.spec import CACHE_DTYPES, SIDES, Plane, Side, format_of
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ class AttentionSpec:
         Quantised format of the stored keys and values: "float8_e4m3fn", "float8_e5m2", "float8_token", "int8_token",
         "int4_token", "fp4_block16", "nvfp4" or "mxfp8". `dtype` remains the dtype of the model's keys and values. By
         default they are stored in `dtype`.
+    value_format : str, optional
+        Format of the values, if it is another than that of the keys; keys without a format are stored in `dtype`.
     key_scale, value_scale : float or sequence of float, optional
         Given factor of the stored numbers, for the layer or for each key-value head: of the formats "float8_e4m3fn" and
         "float8_e5m2", and the global scale of "nvfp4", a float. The other formats compute their scales.
@@ -89,18 +91,15 @@ class AttentionSpec:
     lookahead: int = 0
     chunk: int | None = None
     sink_tokens: int = 0
+    value_format: str | None = None
 
     def __post_init__(self) -> None:
         self._check_dims()
         self._check_reach()
         self._check_scores()
-        if self.format is not None:
-            stored = as_format(self.format)
-            self._put("format", stored.name)
-            stored.check_dim("head_dim", self.head_dim)
-            stored.check_dim("v_head_dim", self.v_head_dim or self.head_dim)
-        for name in ("key_scale", "value_scale"):
-            self._put(name, self._checked_factor(name))
+        self._check_formats()
+        for side in SIDES:
+            self._put(f"{side}_scale", self._checked_factor(side))
         self._put("key_bounds", flag("key_bounds", self.key_bounds))
         if self.label_channels is not None:
             self._put("label_channels", checked_channels(self.label_channels, self.num_kv_heads, self.head_dim))
@@ -162,8 +161,25 @@ class AttentionSpec:
             self._put("sinks", tuple(as_float("a sink", sink) for sink in listed))
             self._check_sinks()
 
-    def _checked_factor(self, name: str) -> float | tuple[float, ...]:
+    def _check_formats(self) -> None:
+        """Convert and check the formats, and whether their groups divide the dims."""
+        for name in ("format", "value_format"):
+            if getattr(self, name) is not None:
+                self._put(name, as_format(getattr(self, name), name).name)
+        if self.value_format == self.format:
+            self._put("value_format", None)
+        for dim, stored in zip(("head_dim", "v_head_dim"), self._formats, strict=True):
+            if stored is not None:
+                stored.check_dim(dim, getattr(self, dim))
+
+    @property
+    def _formats(self) -> tuple[Format | None, Format | None]:
+        """Formats of keys and of values."""
+        return format_of(self, "key"), format_of(self, "value")
+
+    def _checked_factor(self, side: Side) -> float | tuple[float, ...]:
         """Return the given factor of keys or values as a float, or as a tuple with one for each head."""
+        name = f"{side}_scale"
         given = getattr(self, name)
         if isinstance(given, str | bytes) or not isinstance(given, Iterable) or getattr(given, "ndim", 1) == 0:
             factor: float | tuple[float, ...] = as_factor(name, given)
@@ -176,14 +192,15 @@ class AttentionSpec:
                     f"{name} has {len(factor)} entries; expected a number, or one per key-value head: "
                     f"{self.num_kv_heads}"
                 )
-        if factor != 1.0 and (self.format is None or not as_format(self.format).takes_factor):
-            which = (
-                "a spec without a format"
-                if self.format is None
-                else f"format {self.format!r}, which computes its scales,"
+        stored = format_of(self, side)
+        if factor != 1.0 and stored is None:
+            raise UnsupportedOption(f"{name} is {shown(given)}, but {side}s without a format take none; leave it out")
+        if factor != 1.0 and stored is not None and not stored.takes_factor:
+            raise UnsupportedOption(
+                f"{name} is {shown(given)}, but format {stored.name!r}, which computes its scales, takes none; leave "
+                "it out"
             )
-            raise UnsupportedOption(f"{name} is {shown(given)}, but {which} takes none; leave it out")
-        if self.format == "nvfp4" and isinstance(factor, tuple):
+        if stored is not None and stored.name == "nvfp4" and isinstance(factor, tuple):
             raise UnsupportedOption(
                 f"{name} has {len(factor)} entries; the global scale of 'nvfp4' is one float for the layer"
             )
@@ -202,9 +219,9 @@ class AttentionSpec:
     def planes(self) -> tuple[Plane, ...]:
         """Key ``(num_kv_heads, head_dim)`` and value ``(num_kv_heads, v_head_dim)``.
 
-        With a format, the last extent counts stored codes, and planes "key_scale" and "value_scale" ``(num_kv_heads,
-        groups)`` follow if the format computes scales. Planes "key_min" and "key_max" ``(num_kv_heads, head_dim)`` per
-        block, and "label" ``(num_kv_heads, channels)`` come last; they are stored in `dtype`.
+        With a format, the last extent counts stored codes. Planes "key_scale" and "value_scale" ``(num_kv_heads,
+        groups)`` follow, each if its format computes scales. Planes "key_min" and "key_max" ``(num_kv_heads,
+        head_dim)`` per block, and "label" ``(num_kv_heads, channels)`` come last; they are stored in `dtype`.
         """
         return self._stored_planes + summary_planes(
             self.num_kv_heads, self.head_dim, as_dtype(self.dtype), self.key_bounds, self._channels
@@ -217,17 +234,16 @@ class AttentionSpec:
     @property
     def _stored_planes(self) -> tuple[Plane, ...]:
         assert self.v_head_dim is not None
-        heads, dims = self.num_kv_heads, {"key": self.head_dim, "value": self.v_head_dim}
-        if self.format is None:
-            return tuple(Plane(name, (heads, dim), as_dtype(self.dtype)) for name, dim in dims.items())
-        stored = as_format(self.format)
-        codes = tuple(Plane(name, (heads, stored.row_codes(dim)), stored.dtype) for name, dim in dims.items())
-        if stored.scale_dtype is None:
-            return codes
-        scale_dtype = stored.scale_dtype
-        return codes + tuple(
-            Plane(f"{name}_scale", (heads, stored.row_scales(dim)), scale_dtype) for name, dim in dims.items()
-        )
+        heads = self.num_kv_heads
+        codes, scales = [], []
+        for name, dim, stored in zip(SIDES, (self.head_dim, self.v_head_dim), self._formats, strict=True):
+            if stored is None:
+                codes.append(Plane(name, (heads, dim), as_dtype(self.dtype)))
+                continue
+            codes.append(Plane(name, (heads, stored.row_codes(dim)), stored.dtype))
+            if stored.scale_dtype is not None:
+                scales.append(Plane(f"{name}_scale", (heads, stored.row_scales(dim)), stored.scale_dtype))
+        return (*codes, *scales)
 
     def shard(self, parallel: TensorParallel) -> AttentionSpec:
         """Return one rank's part of the layer: its key-value heads, and their query heads and sinks."""
@@ -253,12 +269,12 @@ class AttentionSpec:
         )
 
     def with_dtype(self, dtype: DType | str) -> AttentionSpec:
-        """Return the same layer with keys and values of another dtype; a format stays."""
+        """Return the same layer with keys and values of another dtype; formats stay."""
         return replace(self, dtype=dtype)
 
     def with_format(self, format: str | None) -> AttentionSpec:
-        """Return the same layer stored in a format with factors of 1; None for no format."""
-        return replace(self, format=format, key_scale=1.0, value_scale=1.0)
+        """Return the same layer, keys and values stored in a format with factors of 1; None for no format."""
+        return replace(self, format=format, value_format=None, key_scale=1.0, value_scale=1.0)
 
 
 def _part(given: Any, heads: range) -> Any:

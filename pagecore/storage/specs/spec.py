@@ -13,6 +13,8 @@ from pagecore.storage.checks import as_tuple, require_int, shown
 
 CACHE_DTYPES = ("float32", "float16", "bfloat16")
 Per = Literal["token", "block", "sequence"]
+Side = Literal["key", "value"]
+SIDES: tuple[Side, Side] = ("key", "value")
 
 
 @dataclass(frozen=True)
@@ -101,9 +103,11 @@ def check_block_size(spec: Spec, block_size: int) -> None:
         )
 
 
-def format_of(spec: Spec) -> Format | None:
-    """Return the format of a spec; None if it has no attribute `format`, or None there."""
-    name = getattr(spec, "format", None)
+def format_of(spec: Spec, side: Side) -> Format | None:
+    """Return the format of keys or values: the attribute `format`, or `value_format`; None if the spec has neither."""
+    name = getattr(spec, "value_format", None) if side == "value" else None
+    if name is None:
+        name = getattr(spec, "format", None)
     return None if name is None else as_format(name)
 
 
@@ -119,7 +123,8 @@ def check_spec(spec: object, who: str = "spec", *, attends: bool = False) -> Non
     attends : bool
         Require that `write` and `attend` can serve a plane named "key" or "value": both must be present, with equal
         numbers of heads, ``(heads, dim)`` per token and of a float dtype. With the attribute `format` they hold its
-        codes, and planes "key_scale" and "value_scale" its scales. Planes of other names are only stored.
+        codes, and planes "key_scale" and "value_scale" its scales; `value_format` is that of values, if it differs.
+        Planes of other names are only stored.
 
     Raises
     ------
@@ -139,7 +144,7 @@ def check_spec(spec: object, who: str = "spec", *, attends: bool = False) -> Non
     heads: Any = getattr(spec, "num_query_heads", None)
     heads = None if heads is None else require_int(f"num_query_heads of a {type(spec).__name__}", heads)
     if attends and not planes.keys().isdisjoint(("key", "value")):
-        _check_attended(planes, heads, format_of(spec), who)
+        _check_attended(planes, heads, {side: format_of(spec, side) for side in SIDES}, who)
 
 
 def _checked_planes(spec: Spec, who: str) -> dict[str, Plane]:
@@ -161,8 +166,10 @@ def _checked_planes(spec: Spec, who: str) -> dict[str, Plane]:
     return planes
 
 
-def _check_attended(planes: dict[str, Plane], query_heads: int | None, stored: Format | None, who: str) -> None:
-    for name in ("key", "value"):
+def _check_attended(
+    planes: dict[str, Plane], query_heads: int | None, formats: dict[Side, Format | None], who: str
+) -> None:
+    for name, stored in formats.items():
         if name not in planes:
             raise UnsupportedOption(
                 f"{who} stores {', '.join(planes)} and no plane {name!r}; write and attend need both key and value: "

@@ -14,7 +14,7 @@ from pagecore.storage.specs.attended import attended_keys
 from pagecore.tiers.handover.manifest import QUANTISED, Geometry, GroupShape, PlaneShape
 
 # Fields of a spec that stored bytes depend on in addition to the planes.
-OPTIONS = ("format", "key_scale", "value_scale", "label_channels")
+OPTIONS = ("format", "value_format", "key_scale", "value_scale", "label_channels")
 FIRST_LAYER_MAX = 1 << 20
 
 

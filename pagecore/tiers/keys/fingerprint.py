@@ -249,6 +249,8 @@ def _inner_axes(parts: CacheParts, group: int) -> str:
 def _described(spec: Spec) -> dict[str, object]:
     """Return the planes of a layer, and the options that decide their bytes."""
     options = {name: getattr(spec, name) for name in STORED_BY if hasattr(spec, name)}
+    if (value_format := getattr(spec, "value_format", None)) is not None:  # else as before there was such an option
+        options["value_format"] = value_format
     return {"planes": [_plane(plane) for plane in spec.planes], **options}
 
 

@@ -107,6 +107,7 @@ def test_a_manifest_made_with_any_other_byte_is_refused_or_harmless(sockets):
         ([AttentionSpec(4, 16, dtype="float32"), SPECS[1]], {}, "group 0 has planes key"),
         ([AttentionSpec(2, 8, dtype="float32"), SPECS[1]], {}, "use caches of the same model"),
         ([AttentionSpec(4, 8, format="int8_token"), SPECS[1]], {}, "of format None at the exporter"),
+        ([AttentionSpec(4, 8, dtype="float32", value_format="int8_token"), SPECS[1]], {}, "group 0 has planes key"),
         (SPECS, {"block_size": 16}, "has a window and blocks of 8"),
     ],
 )
