@@ -212,7 +212,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"value_cache": read_only(codes_of("nvfp4"))}, OPTION, "value_cache is read-only"),
     ({"key_scale": np.broadcast_to(np.zeros((1, 1, 1, 1), np.float32), (6, 4, 2, 1))}, (SHAPE, OPTION), "key_scale"),
     ({"value_cache": SHARED[..., :16], "value_scale": SHARED[..., 15:17]}, OPTION, "value_scale shares memory"),
-    ({"key_global_scale": 2.0}, OPTION, "key_global_scale is 2.0 and key_cache is not nvfp4"),
+    ({"key_global_scale": 2.0}, OPTION, "key_global_scale is 2.0 .* not nvfp4.* scales are float8_e4m3fn"),
     ({"value_global_scale": 0.0}, OPTION, "value_global_scale is 0.0.*above 0"),
     ({"value_global_scale": -1.0}, OPTION, "value_global_scale is -1.0"),
     ({"value_global_scale": float("nan")}, OPTION, "value_global_scale is nan"),

@@ -243,6 +243,7 @@ CODES, SCALES = pagecore.quantize(X, "nvfp4")
         ({"format": "int8_token"}, DTYPE, "codes is uint8; the codes of 'int8_token' are int8"),
         ({"format": "fp4_block16"}, DTYPE, "scales is float8_e4m3fn; the scales of 'fp4_block16' are uint8"),
         ({"scales": None}, OPTION, "format 'nvfp4' stores scales"),
+        ({"scales": SCALES.view(np.uint8)}, DTYPE, "are float8_e4m3fn: view them as that dtype"),
         ({"scales": SCALES[..., :1]}, SHAPE, r"scales has shape \(4, 3, 1\); codes \(4, 3, 16\) need \(4, 3, 2\)"),
         ({"scales": SCALES[:2]}, SHAPE, "scales has shape"),
         ({"codes": CODES[..., :12]}, SHAPE, "multiple of 16"),

@@ -58,7 +58,7 @@ class StoredCache:
         if not isinstance(self._global_scale, int | float | np.number) or self._global_scale != 1:
             raise UnsupportedOption(
                 f"{name} is {shown(self._global_scale)} and {self._label}_cache is not nvfp4; leave it out: only nvfp4 "
-                "has a global scale"
+                "has a global scale, and its stored scales are float8_e4m3fn"
             )
         return scales(self._factor, f"{self._label}_scale", self._num_heads, divides=divides)
 

@@ -189,7 +189,7 @@ cdef object given_factor(StoredCache cache, object scale, object global_scale, s
             finite_number(global_scale, f"{label}_global_scale") != 1.0:
         raise UnsupportedOption(
             f"{label}_global_scale is {shown(global_scale)} and {label}_cache is not nvfp4; leave it out: only nvfp4 "
-            "has a global scale"
+            "has a global scale, and its stored scales are float8_e4m3fn"
         )
     return scale if cache.plane is None else None
 

@@ -320,7 +320,9 @@ cdef Tensor stored_scales(object scales, Tensor codes, Format kind, str format, 
         plane = with_last_axis(plane)
     check_rows(plane, "scales")
     if plane.dtype_code != scale_dtype(kind):
-        raise UnsupportedDtype(f"scales is {plane.dtype}; the scales of {format!r} are {DTYPES[scale_dtype(kind)]}")
+        wanted = DTYPES[scale_dtype(kind)]
+        remedy = ": view them as that dtype" if plane.dtype_code == UINT8 and wanted.itemsize == 1 else ""
+        raise UnsupportedDtype(f"scales is {plane.dtype}; the scales of {format!r} are {wanted}{remedy}")
     cdef bint fits = plane.ndim == codes.ndim and plane.shape_[plane.ndim - 1] == groups
     for i in range(codes.ndim - 1):
         fits = fits and plane.shape_[i] == codes.shape_[i]

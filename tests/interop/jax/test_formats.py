@@ -137,7 +137,11 @@ def test_a_plane_whose_old_contents_are_used_raises(jax, interop):
             ShapeError,
             r"key_scale has.* 2\).*\(6, 4, 2, 1\): pass the plane",
         ),
-        ({"key_global_scale": 2.0}, UnsupportedOption, "key_global_scale is 2.0 and key_cache is not nvfp4"),
+        (
+            {"key_global_scale": 2.0},
+            UnsupportedOption,
+            "key_global_scale is 2.0 .* not nvfp4.* scales are float8_e4m3fn",
+        ),
         ({"four_over_six": True}, UnsupportedOption, "four_over_six is True and key_cache is int8_token; only nvfp4"),
     ],
 )

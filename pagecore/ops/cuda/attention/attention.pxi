@@ -94,7 +94,10 @@ cdef int fill_shape(PcAttentionParams* p, Tensor query, StoredCache keys, Stored
     cdef int64_t dim = max(query.shape_[2], values.dim)
     cdef int shift = 0
     if dim > kMaxGeneralDim:
-        raise UnsupportedOption(f"head_dim is {dim}; on CUDA it is at most {kMaxGeneralDim}, for keys and for values")
+        raise UnsupportedOption(
+            f"head_dim is {dim}; on CUDA it is at most {kMaxGeneralDim}, for keys and for values: read rows of latents "
+            "by latent_attention, which serves more"
+        )
     if max(query.shape_[0], lens.shape_[0], block_size) >= INT32_MAX:
         raise ShapeError(
             f"query has shape {query.shape} and key_cache {key_cache.shape}; on CUDA counts are below 2^31: split the "
