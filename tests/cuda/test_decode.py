@@ -175,7 +175,7 @@ def test_head_dims_of_the_general_path(cuda, dims, dtype):
 
 
 def test_a_head_dim_that_is_not_served_is_refused(cuda):
-    with pytest.raises(UnsupportedOption, match="head_dim is 520; .* at most 512.* by latent_attention"):
+    with pytest.raises(UnsupportedOption, match=r"head_dim is 520; .* at most 512.* by latent_attention"):
         check(cuda, make_case(Shape(seq_lens=(3,), dims=(64, 520))))
 
 

@@ -32,7 +32,7 @@ def parse_json(place: TracePlace, text: Any) -> Any:
     except RecursionError:
         raise place.refusal("not JSON: it is nested too deeply") from None
     except ValueError as error:
-        raise place.refusal(f"not JSON: {str(error)[:80]}") from None
+        raise place.refusal(f"not JSON: {str(error)[:80]}; expected one JSON object on each line") from None
 
 
 def request_of_fields(place: TracePlace, fields: Any, number: int, units: TraceUnits) -> TraceRequest:

@@ -65,7 +65,7 @@ def test_a_scan_sums_the_requests_of_a_trace(trace):
 
 
 MALFORMED = [
-    ("{", "not JSON"),
+    ("{", "; expected one JSON object on each line"),
     ("[1, 2]", "expected a JSON object, got"),
     ("null", "expected a JSON object, got"),
     ("[" * 100_000, "nested"),
