@@ -128,6 +128,7 @@ TEXT_FIELDS: Mapping[str, tuple[str, str]] = {
     "internvl_chat": ("llm_config", "qwen2"),
     "moondream3": ("config.text", "moondream3_text"),
     "musicgen_melody": ("decoder", "musicgen_melody_decoder"),
+    **{f"NemotronH_{size}Omni_Reasoning_V3": ("llm_config", "nemotron_h") for size in ("", "Nano_", "Super_")},
     # Drafts in the format of the library speculators.
     "speculator_model": ("transformer_layer_config", "llama"),
 }

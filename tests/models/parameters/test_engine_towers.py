@@ -119,6 +119,75 @@ def test_midasheng_has_a_transformer_over_patches_of_a_spectrogram(bias, scales,
         count_parameters(config | {"audio_encoder_config": encoder | {"patch_size": [4]}})
 
 
+SOUND = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4}
+SOUND |= {"projection_hidden_size": 24, "projection_bias": True, "subsampling_conv_channels": 8, "num_mel_bins": 16}
+
+
+def built(model_type, sizes):
+    """Return the config of a multimodal model, and its parameters as transformers builds it."""
+    transformers, torch = require("transformers"), require("torch")
+    config = transformers.AutoConfig.for_model(model_type, **sizes)
+    kinds = (transformers.AutoModelForImageTextToText, transformers.AutoModelForMultimodalLM)
+    kind = next(each for each in kinds if type(config) in each._model_mapping)
+    with torch.device("meta"):
+        model = kind.from_config(config)
+    return config.to_dict(), sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("sound", [{}, {"audio_config": SOUND}, {"audio_config": SOUND | {"projection_bias": False}}])
+@pytest.mark.parametrize("mtp", [0, 2])
+def test_nemotron_omni_has_an_encoder_of_sound(sound, mtp):
+    text = {name: value for name, value in SMALL.items() if name not in ("model_type", "num_hidden_layers")}
+    text |= {"layers_block_type": ["mamba", "attention"], "mamba_num_heads": 4, "mamba_head_dim": 24, "n_groups": 2}
+    text |= {"ssm_state_size": 12, "num_nextn_predict_layers": mtp, "head_dim": 8}
+    radio = {"hidden_size": 32, "intermediate_size": 72, "num_hidden_layers": 3, "num_attention_heads": 4}
+    radio |= {"patch_size": 14, "max_img_size": 56, "video_temporal_patch_size": 2}
+    sizes = {"vision_config": radio, "text_config": text, "projector_hidden_size": 40, "vision_hidden_size": 32}
+    config, total = built("nemotron_h_omni", sizes | sound)
+    assert count_parameters(config).total == total
+
+
+def test_nemotron_omni_as_published():
+    args = {"model": "vit_small_patch16_224", "cpe_max_size": 64}
+    config = {"model_type": "NemotronH_Nano_VL_V2", "llm_config": SMALL, "projector_hidden_size": 24}
+    config |= {"vision_config": {"args": args}, "downsample_ratio": 0.5}
+    omni = config | {
+        "model_type": "NemotronH_Nano_Omni_Reasoning_V3",
+        "sound_config": SOUND | {"model_type": "parakeet"},
+    }
+    sound = of_tower(SOUND | {"model_type": "parakeet_encoder", "attention_bias": False})
+    projector = 32 + 33 * 24 + 25 * 64
+    assert count_parameters(omni).total == count_parameters(config).total + sound + projector
+    predicting = config | {"llm_config": SMALL | {"num_nextn_predict_layers": 1}}
+    assert count_parameters(predicting).total == count_parameters(config).total + 2 * 384
+
+
+def test_nemotron_transcribe_has_encoders_of_speech_speakers_and_times():
+    layers = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4}
+    heard = layers | {"num_mel_bins": 16, "num_key_value_heads": 2}
+    head = {"audio_hidden_size": 32, "hidden_size": 12}
+    text = {name: value for name, value in SMALL.items() if name not in ("model_type", "num_hidden_layers")}
+    text |= {"layers_block_type": ["mamba", "attention"], "mamba_num_heads": 4, "mamba_head_dim": 24, "n_groups": 2}
+    text |= {"ssm_state_size": 12, "head_dim": 8}
+    audio = {"asr_config": heard, "diarization_config": {"audio_config": heard | layers, "head_config": head}}
+    sizes = {"audio_config": audio, "text_config": text}
+    sizes["word_timestamp_config"] = layers | {"vocab_size": 21, "blank_token_id": 20, "upsampling_factor": 3}
+    config, total = built("nemo_speechlm", sizes)
+    assert count_parameters(config).total == total
+
+
+@pytest.mark.parametrize("flags", [{}, {"qkv_bias": False, "use_rel_pos": False, "use_abs_pos": False}])
+def test_pp_formulanet_has_the_tower_of_got_ocr(flags):
+    vision = {"hidden_size": 32, "output_channels": 8, "num_hidden_layers": 3, "num_attention_heads": 4, "mlp_dim": 40}
+    vision |= {"image_size": 64, "window_size": 2, "global_attn_indexes": [1], "decoder_hidden_size": 48}
+    vision |= {"post_conv_in_channels": 8, "post_conv_mid_channels": 12, "post_conv_out_channels": 20}
+    text = {"d_model": 48, "decoder_layers": 2, "decoder_ffn_dim": 76, "decoder_attention_heads": 4}
+    text |= {"vocab_size": 101, "max_position_embeddings": 37}
+    config, total = built("pp_formulanet", {"text_config": text, "vision_config": vision | flags})
+    assert count_parameters(config).total == total
+    assert sum(count_parameters(config, layers=range(n, n + 1)).total for n in range(2)) == total
+
+
 def test_eagle_2_5_has_a_siglip_without_a_head():
     config = {"model_type": "eagle_2_5_vl", "text_config": SMALL, "vision_config": SMALL_SIGLIP}
     projector = 2 * 128 + 129 * 64 + 65 * 64

@@ -15,10 +15,13 @@ from pagecore.models.parameters.audio.dots_3 import add_dots_3_audio
 from pagecore.models.parameters.audio.formula_encoders import FORMULA_ENCODERS
 from pagecore.models.parameters.audio.gemma_4 import add_gemma_3n_audio, add_gemma_4_audio
 from pagecore.models.parameters.audio.muse_spark import add_audio_levels
+from pagecore.models.parameters.audio.nemotron_transcribe import add_nemotron_transcribe
+from pagecore.models.parameters.audio.parakeet import add_sound_of_nemotron
 from pagecore.models.parameters.audio.phi_4 import add_phi_4_audio
 from pagecore.models.parameters.audio.vibevoice import add_vibevoice, add_vibevoice_encoder
 from pagecore.models.parameters.counting.encoder_parts import encoder_add, encoder_linear
 from pagecore.models.parameters.counting.tally import Tally
+from pagecore.models.parameters.vision.radio import WITH_RADIO
 from pagecore.storage.checks import ceil_div
 
 __all__ = ["AUDIO_PARTS", "add_audio"]
@@ -146,13 +149,18 @@ _OTHERS: Mapping[str, Callable[[Tally, Fields, Fields, int], None]] = {
     "gemma4_audio": add_gemma_4_audio,
     "midashenglm_dasheng_encoder": add_dasheng,
     "muse_spark_audio": add_audio_levels,
+    "nemotron3_5_transcribe_audio": add_nemotron_transcribe,
+    **dict.fromkeys(("parakeet", "parakeet_encoder"), add_sound_of_nemotron),
     "phi4_multimodal_audio": add_phi_4_audio,
     "vibevoice_acoustic_tokenizer": add_vibevoice,
     "vibevoice_acoustic_tokenizer_encoder": add_vibevoice_encoder,
     "whisper": _add_whisper,
 }
 # Models whose encoder is in another field, which does not name it.
-_NAMED: Mapping[str, tuple[str, str]] = {"midashenglm": ("audio_encoder_config", "midashenglm_dasheng_encoder")}
+_NAMED: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys((*WITH_RADIO, "nemotron_h_omni"), ("sound_config", "parakeet")),
+    "midashenglm": ("audio_encoder_config", "midashenglm_dasheng_encoder"),
+}
 # Sizes that published files leave out.
 _SIZES: Mapping[str, object] = {"num_mel_bins": 128, "max_source_positions": 1500, "downsample_hidden_size": 480}
 

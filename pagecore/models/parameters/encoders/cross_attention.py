@@ -8,6 +8,7 @@ from pagecore.models.config_files.fields import Fields
 from pagecore.models.encoders.cross_attention import CROSS_DECODERS
 from pagecore.models.parameters.counting.tally import Tally, check_stage
 from pagecore.models.parameters.encoders.cross_layers import DecoderStage
+from pagecore.models.parameters.encoders.documents import add_pp_formulanet
 from pagecore.models.parameters.encoders.seamless import add_seamless, add_seamless_v2
 from pagecore.models.parameters.encoders.sound import add_dia, add_moonshine, add_moonshine_streaming, add_musicgen
 from pagecore.models.parameters.encoders.text_and_images import (
@@ -31,6 +32,7 @@ COUNTED_CROSS_DECODERS: Mapping[str, Callable[[Tally, Fields, DecoderStage], Non
     "moonshine_streaming": add_moonshine_streaming,
     "musicgen": add_musicgen,
     "pix2struct": add_pix2struct,
+    "pp_formulanet": add_pp_formulanet,
     "seamless_m4t": add_seamless,
     "seamless_m4t_v2": add_seamless_v2,
     "speecht5": add_speecht5,

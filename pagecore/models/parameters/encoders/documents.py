@@ -1,4 +1,4 @@
-"""Parameters of the parts that Florence-2 and UDOP have next to those of BART and T5.
+"""Parameters of PP-FormulaNet, and of the parts that Florence-2 and UDOP have next to those of BART and T5.
 
 Source: the configuration and modeling files of transformers 5.
 """
@@ -10,8 +10,11 @@ from collections.abc import Mapping
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.parameters.counting.encoder_parts import encoder_add, encoder_linear
 from pagecore.models.parameters.counting.tally import Kind, Tally
+from pagecore.models.parameters.encoders.cross_layers import DecoderStage, add_cross_layers, add_tables
+from pagecore.models.parameters.vision.special_towers import SPECIAL_TOWERS, TOWER_SIZES
+from pagecore.models.parameters.vision.tower_parts import Sizes, add_tower, image_side
 
-__all__ = ["add_florence_tower", "add_udop_inputs"]
+__all__ = ["add_florence_tower", "add_pp_formulanet", "add_udop_inputs"]
 
 _FLORENCE: Mapping[str, object] = {
     "depths": [1, 1, 9, 1],
@@ -24,7 +27,44 @@ _FLORENCE: Mapping[str, object] = {
     "projection_dim": 1024,
     "qkv_bias": True,
 }
+_FORMULAS: Mapping[str, object] = {
+    "decoder_hidden_size": 512,
+    "post_conv_in_channels": 256,
+    "post_conv_mid_channels": 512,
+    "post_conv_out_channels": 1024,
+    "qkv_bias": True,
+}
 _UDOP: Mapping[str, object] = {"max_2d_position_embeddings": 1024, "num_channels": 3, "patch_size": 16}
+
+
+def add_pp_formulanet(tally: Tally, whole: Fields, decoder: DecoderStage) -> None:
+    """Add a PP-FormulaNet, or a stage of its decoder: a BART that reads formulas, with the tower of GOT-OCR 2."""
+    fields, hidden, layers = decoder.fields, decoder.hidden, len(decoder.own)
+    fields.defaults = {**fields.defaults, "decoder_ffn_dim": 2048, "vocab_size": 50000}
+    width = fields.integer("decoder_ffn_dim")
+    add_cross_layers(tally, decoder, hidden, bias=True, output_bias=True)
+    tally.linear(hidden, width, bias=True, copies=layers)
+    tally.linear(width, hidden, bias=True, copies=layers)
+    tally.norm(hidden, bias=True, copies=3 * layers + decoder.is_first + decoder.is_last)
+    add_tables(tally, decoder, fields.integer("vocab_size"), is_tied=False)
+    if decoder.is_first:
+        tally.add((fields.integer("max_position_embeddings") + 2) * hidden, Kind.EMBEDDING)
+        _add_formula_tower(tally, whole)
+
+
+def _add_formula_tower(tally: Tally, whole: Fields) -> None:
+    name = "vision_config"
+    tower = whole.inner(name) if whole.has_object(name) else Fields({}, whole.source, name)
+    tower.sizes = {**TOWER_SIZES["got_ocr2"], "image_size": 512}
+    tower.defaults = _FORMULAS
+    layers, hidden, width = map(tower.integer, ("num_hidden_layers", "hidden_size", "mlp_dim"))
+    sizes = Sizes(layers, hidden, width, image_side(tower, "patch_size"), frames=1)
+    add_tower(tally, tower, SPECIAL_TOWERS["got_ocr2"], sizes)
+    first, between, last = (tower.integer(f"post_conv_{part}_channels") for part in ("in", "mid", "out"))
+    encoder_linear(tally, 9 * first, between)
+    encoder_linear(tally, 9 * between, last)
+    encoder_linear(tally, last, last, bias=True)
+    encoder_linear(tally, last, tower.integer("decoder_hidden_size"), bias=True)
 
 
 def add_florence_tower(tally: Tally, whole: Fields) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pagecore.models.config_files.fields import Fields
+from pagecore.models.parameters.audio.parakeet import add_parakeet
 from pagecore.models.parameters.counting.formulas import add_formulas
 from pagecore.models.parameters.counting.tally import Kind, Tally
 from pagecore.models.parameters.encoders.convolutions import CONVOLUTIONS, add_convolutions
@@ -15,25 +16,6 @@ from pagecore.models.parameters.encoders.cross_layers import DecoderStage, add_c
 
 __all__ = ["add_canary", "add_cohere_asr", "add_speecht5"]
 
-_PARAKEET: Mapping[str, object] = {
-    "attention_bias": True,
-    "conv_kernel_size": 9,
-    "convolution_bias": True,
-    "num_mel_bins": 80,
-    "subsampling_conv_channels": 256,
-    "subsampling_conv_kernel_size": 3,
-    "subsampling_factor": 8,
-}
-_PARAKEET_MATRICES = """
-    (rounds - 1) * subsampling_conv_channels ** 2
-    + subsampling_conv_channels * (num_mel_bins // subsampling_factor) * hidden_size
-    + num_hidden_layers * (8 * hidden_size ** 2 + 4 * hidden_size * intermediate_size)"""
-_PARAKEET_REST = """
-    rounds * subsampling_conv_kernel_size ** 2 * subsampling_conv_channels
-    + (2 * rounds - 1) * subsampling_conv_channels + hidden_size
-    + num_hidden_layers * (
-        (14 + conv_kernel_size + 6 * attention_bias + 4 * convolution_bias) * hidden_size
-        + 2 * attention_bias * intermediate_size)"""
 _SPEECHT5: Mapping[str, object] = {**CONVOLUTIONS, "encoder_max_relative_position": 160}
 _SPEECHT5_MATRICES = """
     channels * hidden_size
@@ -49,14 +31,14 @@ def add_canary(tally: Tally, whole: Fields, decoder: DecoderStage) -> None:
     """Add a Canary, or a stage of its decoder."""
     _add_decoder(tally, decoder, is_tied=whole.switch("tie_word_embeddings", True))
     if decoder.is_first:
-        _add_parakeet(tally, whole)
+        add_parakeet(tally, whole, whole.inner("encoder_config"))
 
 
 def add_cohere_asr(tally: Tally, whole: Fields, decoder: DecoderStage) -> None:
     """Add a Cohere ASR, or a stage of its decoder, which embeds positions and projects the features of the encoder."""
     _add_decoder(tally, decoder, is_tied=whole.switch("tie_word_embeddings", False))
     if decoder.is_first:
-        inputs = _add_parakeet(tally, whole)
+        inputs = add_parakeet(tally, whole, whole.inner("encoder_config"))
         tally.add(decoder.fields.integer("max_position_embeddings") * decoder.hidden, Kind.EMBEDDING)
         tally.linear(inputs, decoder.hidden, bias=True)
 
@@ -72,15 +54,6 @@ def _add_decoder(tally: Tally, decoder: DecoderStage, *, is_tied: bool) -> None:
     tally.norm(hidden, bias=True, copies=3 * layers + decoder.is_first + decoder.is_last)
     add_tables(tally, decoder, vocab, is_tied=is_tied)
     tally.add(decoder.is_last * vocab)
-
-
-def _add_parakeet(tally: Tally, whole: Fields) -> int:
-    """Add the encoder, with convolutions that each halve the length of sound; return its features."""
-    encoder = whole.inner("encoder_config")
-    encoder.defaults = _PARAKEET
-    rounds = encoder.integer("subsampling_factor").bit_length() - 1
-    add_formulas(tally, _PARAKEET_MATRICES, _PARAKEET_REST, encoder, whole, {"rounds": rounds})
-    return encoder.integer("hidden_size")
 
 
 def add_speecht5(tally: Tally, whole: Fields, decoder: DecoderStage) -> None:

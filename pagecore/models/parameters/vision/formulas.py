@@ -159,9 +159,4 @@ FORMULA_PROJECTORS: Mapping[str, Projector] = {
         "2 * hidden + model.projector_bias * (model.projector_hidden_size + text)",
         {"projector_bias": True},
     ),
-    "nemotron_h_omni": _projector(
-        "(model.vision_hidden_size * merge ** 2 + text) * model.projector_hidden_size",
-        "model.vision_hidden_size * merge ** 2",
-        {"vision_hidden_size": 1280},
-    ),
 }

@@ -16,8 +16,10 @@ from pagecore.models.parameters.vision.tower_parts import Projector, Sizes, Towe
 
 __all__ = ["RADIO_PROJECTORS", "RADIO_TOWERS", "WITH_RADIO", "add_radio", "radio_of_args"]
 
-# Models that have the projector of the Omni model of transformers, or one with biases and another norm.
-WITH_RADIO = ("NemotronH_Nano_VL_V2", "Llama_Nemotron_Nano_VL")
+# Models that have the projector of the Omni model of transformers, or one with biases and another norm; and that model
+# as it is published.
+_OMNI = tuple(f"NemotronH_{size}Omni_Reasoning_V3" for size in ("", "Nano_", "Super_"))
+WITH_RADIO = ("NemotronH_Nano_VL_V2", "Llama_Nemotron_Nano_VL", *_OMNI)
 # Features and layers by name.
 _NETWORKS: Mapping[str, tuple[int, int]] = {
     "vit_small_patch16_224": (384, 12),
@@ -95,20 +97,34 @@ def _add_rest(tally: Tally, fields: Fields, sizes: Sizes) -> None:
         encoder_linear(tally, 3 * fields.integer("video_frames") * sizes.patch**2, sizes.hidden)
 
 
-def _project(has_bias: bool) -> Projector:
-    """Return the projector, with RMSNorm and without biases, or with LayerNorm and biases."""
+def _project(has_bias: bool, of_model: str = "") -> Projector:
+    """Return the projector, with RMSNorm and without biases, or with LayerNorm and biases.
+
+    `of_model` is the field of the model with the features of a patch; "" for those of the tower.
+    """
 
     def add(tally: Tally, whole: Fields, _fields: Fields, hidden: int, merge: int, _depths: int, text: int) -> None:
+        if of_model:
+            hidden = 1280 if whole.given(of_model) is None else whole.integer(of_model)
         inputs, width = hidden * merge**2, whole.integer("projector_hidden_size")
-        encoder_add(tally, inputs * (1 + has_bias))
+        encoder_add(tally, inputs * (1 + has_bias) + 2 * hidden * _predicts_tokens(whole))
         encoder_linear(tally, inputs, width, bias=has_bias)
         encoder_linear(tally, width, text, bias=has_bias)
 
     return add
 
 
+def _predicts_tokens(whole: Fields) -> bool:
+    """Return True for a text model with layers for further tokens, with which a norm follows the tower."""
+    for name in ("text_config", "llm_config"):
+        if whole.has_object(name):
+            return bool(whole.inner(name).given("num_nextn_predict_layers"))
+    return False
+
+
 RADIO_TOWERS: Mapping[str, Tower] = {"c_radio": Tower(has_patch_bias=False, add_rest=_add_rest)}
 RADIO_PROJECTORS: Mapping[str, Projector] = {
     "Llama_Nemotron_Nano_VL": _project(has_bias=True),
-    "NemotronH_Nano_VL_V2": _project(has_bias=False),
+    **dict.fromkeys(("NemotronH_Nano_VL_V2", *_OMNI), _project(has_bias=False)),
+    "nemotron_h_omni": _project(has_bias=False, of_model="vision_hidden_size"),
 }
