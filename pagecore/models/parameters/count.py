@@ -13,6 +13,7 @@ from pagecore.models.multimodal.text_model import text_model
 from pagecore.models.parameters.audio.encoders import add_audio
 from pagecore.models.parameters.audio.speaking import add_speaking_parts, depth_decoder
 from pagecore.models.parameters.counting.tally import Parameters, Tally
+from pagecore.models.parameters.decoders.dflash import add_dflash, is_dflash
 from pagecore.models.parameters.decoders.eagle import add_eagle, eagle_version
 from pagecore.models.parameters.decoders.mtp import count_mtp_layers, mtp_spec
 from pagecore.models.parameters.decoders.text_model import add_text_model
@@ -69,10 +70,13 @@ def count_parameters(
         return count_with_encoder(config, whole, model_type, layers)
     model_type, fields = text_model(whole)
     version = eagle_version(whole)
-    if version and not mtp:
+    if (version or is_dflash(whole)) and not mtp:
         if layers is not None:
             raise UnsupportedOption(f"{whole.source}: a draft of the EAGLE kind is one stage; leave layers out")
-        kv_heads = add_eagle(tally, config, whole, fields, model_type, version)
+        if is_dflash(whole):
+            kv_heads = add_dflash(tally, config, whole, fields, model_type)
+        else:
+            kv_heads = add_eagle(tally, config, whole, fields, model_type, version)
         return Parameters(dict(tally.counts), kv_heads, dict(tally.matrices), tally.head)
     refuse_unknown_parts(whole, fields)
     encoded = with_encoders(whole)

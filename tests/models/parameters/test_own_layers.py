@@ -128,3 +128,29 @@ def test_drafts_of_other_layers_are_refused():
             count_parameters(config)
     with pytest.raises(UnsupportedOption, match="is one stage; leave layers out"):
         count_parameters(EAGLE_3, layers=range(1))
+
+
+@pytest.mark.parametrize(
+    ("change", "read", "more"),
+    [
+        ({}, 5 * 4096, 0),
+        ({"target_hidden_size": 2048}, 5 * 2048, 0),
+        ({"dflash_config": {"mask_token_id": 7}}, 2 * 4096, 0),
+        ({"dflash_config": {"use_aux_hidden_state": False}}, 0, 0),
+        ({"draft_vocab_size": 32000}, 5 * 4096, HEAD),
+        ({"draft_vocab_size": 151936, "attention_bias": True}, 5 * 4096, 2 * (6144 + 4096)),
+    ],
+)
+def test_dflash_drafts_read_layers_of_their_model_and_share_its_embedding_and_head(change, read, more):
+    config = {"model_type": "qwen3", "architectures": ["DFlashDraftModel"], "hidden_size": 4096, "vocab_size": 151936}
+    config |= {"num_hidden_layers": 2, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+    config |= {"intermediate_size": 14336, "dflash_config": {"target_layer_ids": [1, 9, 17, 25, 33]}} | change
+    layers = 2 * (QKV + OUTPUT + MLP + 2 * 4096 + 2 * 128) + 2 * 4096
+    assert count_parameters(config).total == layers + read * 4096 + more
+    assert {(spec.num_kv_heads, spec.head_dim) for spec in specs_from_config(config)} == {(8, 128)}
+
+
+def test_dflash_drafts_with_other_layers_are_refused():
+    config = LLAMA_8B | {"dflash_config": {"target_layer_ids": [1]}}
+    with pytest.raises(UnsupportedOption, match=r"a DFlash draft of llama, .*expected layers of a qwen3"):
+        count_parameters(config)
