@@ -296,7 +296,7 @@ def static_bytes(cache: StaticKVCache, layer: int, count: int) -> dict[str, Any]
 
 
 @pytest.mark.parametrize("heads_next", [False, True])
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", [*FORMATS, *MIXED])
 def test_a_static_cache_stores_the_bytes_of_the_twin(format, heads_next):
     specs = [spec_of(format), spec_of(format)]
     if format == "float8_e5m2":
@@ -314,12 +314,15 @@ def test_a_static_cache_stores_the_bytes_of_the_twin(format, heads_next):
             cache.update(layer, given(key[:, begin:end]), given(value[:, begin:end]), begin)
     for layer, spec in enumerate(specs):
         found = static_bytes(cache, layer, 9)
-        for name, x in (("key", key), ("value", value)):
-            factor = np.float32(getattr(spec, f"{name}_scale") if FORMATS[format].takes_factor else 1.0)
+        for (name, stored, given_factor), x in zip(sides(spec), (key, value), strict=True):
+            if stored is None:
+                np.testing.assert_array_equal(found[name], x.view(np.uint8))
+                continue
+            factor = np.float32(given_factor if FORMATS[stored].takes_factor else 1.0)
             of_heads = x / factor[:, None] if factor.ndim else x
-            codes, scales = twin.quantize_row(of_heads, format, 1.0 if factor.ndim else float(factor))
+            codes, scales = twin.quantize_row(of_heads, stored, 1.0 if factor.ndim else float(factor))
             np.testing.assert_array_equal(found[name], codes)
-            if FORMATS[format].scale_dtype is not None:
+            if FORMATS[stored].scale_dtype is not None:
                 np.testing.assert_array_equal(found[f"{name}_scale"], scales)
     cache.reset()
     assert not any(plane.any() for layer in range(2) for plane in static_bytes(cache, layer, 16).values())
@@ -330,8 +333,11 @@ def test_a_static_cache_refuses_layers_of_different_formats():
         with pytest.raises(UnsupportedOption, match="static"):
             StaticKVCache([spec_of("float8_token"), spec_of(format)], max_length=8)
     for pair in MIXED:
-        with pytest.raises(UnsupportedOption, match=f"values in format '{pair[1]}'; a static cache.*PagedKVCache"):
-            StaticKVCache(spec_of(pair), max_length=8)
+        with pytest.raises(UnsupportedOption, match="static"):
+            StaticKVCache([spec_of("int8_token"), spec_of(pair)], max_length=8)
+    swapped = [spec_of(("float8_e4m3fn", "mxfp8")), spec_of(("mxfp8", "float8_e4m3fn"))]
+    with pytest.raises(UnsupportedOption, match="some layers store key, value, value_scale and others key, value, key"):
+        StaticKVCache(swapped, max_length=8)
 
 
 def test_a_static_cache_checks_the_dim_in_numbers():
@@ -339,6 +345,9 @@ def test_a_static_cache_checks_the_dim_in_numbers():
     key, value = (side.transpose(1, 0, 2)[None] for side in rows(0, 2))
     with pytest.raises(ShapeError, match="heads of 32"):
         cache.update(0, key[..., :16], value, 0)
+    mixed = StaticKVCache(spec_of((None, "int4_token")), max_length=8)
+    with pytest.raises(ShapeError, match="value has shape .*heads of 64"):
+        mixed.update(0, key, value[..., :32], 0)
 
 
 @pytest.mark.parametrize("format", [*FORMATS, *MIXED])

@@ -16,7 +16,8 @@ class StaticRoom:
         key_scales: Tensor | None = None,
         value_scales: Tensor | None = None,
         factors: list[dict[str, Any]] | None = None,
-        codes_per_byte: int = 1,
+        key_codes_per_byte: int = 1,
+        value_codes_per_byte: int = 1,
     ) -> None: ...
     def stream_of(self, stream: object, example: object) -> int | None: ...
     def reset(self, stream: object = None) -> None: ...

@@ -47,18 +47,20 @@ cdef class StaticRoom:
     cdef readonly list lengths
     cdef readonly list written
     cdef Tensor slots  # 0, 1, 2 ...; grows on the host, and has the largest needed size on a device
-    cdef list factors  # of each layer: the given factors of a format, as arguments of write_kv; None without a format
-    cdef int64_t codes_per_byte
+    cdef list factors  # of each layer: the given factors of formats, as arguments of write_kv; None without a format
+    cdef int64_t key_codes_per_byte
+    cdef int64_t value_codes_per_byte
 
     def __init__(
             self, Tensor keys not None, Tensor values not None, Tensor key_scales=None, Tensor value_scales=None,
-            list factors=None, int64_t codes_per_byte=1):
+            list factors=None, int64_t key_codes_per_byte=1, int64_t value_codes_per_byte=1):
         self.keys = keys
         self.values = values
         self.key_scales = key_scales
         self.value_scales = value_scales
         self.factors = factors
-        self.codes_per_byte = codes_per_byte
+        self.key_codes_per_byte = key_codes_per_byte
+        self.value_codes_per_byte = value_codes_per_byte
         self.lengths = [0] * keys.shape[0]
         self.written = [0] * keys.shape[0]
         most = 1 if keys.device_type == CPU else keys.shape_[1] * max(keys.shape_[2], keys.shape_[3])
@@ -85,7 +87,8 @@ cdef class StaticRoom:
 
         `is_fixed` is False if the caller passed the position as an array, whose value may change between graph replays.
         """
-        cdef Tensor keys = self.fitting(key, "key", self.keys), values = self.fitting(value, "value", self.values)
+        cdef Tensor keys = self.fitting(key, "key", self.keys, self.key_codes_per_byte)
+        cdef Tensor values = self.fitting(value, "value", self.values, self.value_codes_per_byte)
         cdef int64_t batch = keys.shape_[BATCH], count = keys.shape_[TOKENS]
         if values.shape_[BATCH] != batch or values.shape_[TOKENS] != count:
             raise ShapeError(
@@ -117,7 +120,7 @@ cdef class StaticRoom:
             raise UnsupportedOption(f"stream is {shown(stream)}; a cache on the host has no streams: leave it out")
         return None
 
-    cdef Tensor fitting(self, object array, str name, Tensor room):
+    cdef Tensor fitting(self, object array, str name, Tensor room, int64_t codes_per_byte):
         """Return the array as a tensor without a copy; raise an error unless its shape fits `room`."""
         cdef Tensor tensor = any_tensor(array, name)
         if tensor.device_type != room.device_type or tensor.device_id != room.device_id:
@@ -125,7 +128,7 @@ cdef class StaticRoom:
         if tensor.dtype_code > LAST_FLOAT:
             raise UnsupportedDtype(f"{name} is {tensor.dtype}; float32, float16 and bfloat16 are served: convert it")
         check_rank(tensor, name, 4, "[batch, num_kv_heads, tokens, head_dim]")
-        cdef int64_t heads = room.shape_[2], dim = room.shape_[4] * self.codes_per_byte, batch = room.shape_[1]
+        cdef int64_t heads = room.shape_[2], dim = room.shape_[4] * codes_per_byte, batch = room.shape_[1]
         if tensor.shape_[HEADS] != heads or tensor.shape_[DIM] != dim:
             raise ShapeError(
                 f"{name} has shape {tensor.shape}; the cache holds {heads} heads of {dim}: it must be "
@@ -203,6 +206,7 @@ cdef class StaticRoom:
         scales = {} if self.factors is None else dict(self.factors[index])
         if self.key_scales is not None:
             scales["key_scale"] = self.part(self.key_scales, index, first, batch, begin, end, tokens_next)
+        if self.value_scales is not None:
             scales["value_scale"] = self.part(self.value_scales, index, first, batch, begin, end, tokens_next)
         write_kv(key, value, keys, values, slots, stream=stream, **scales)
         return 0

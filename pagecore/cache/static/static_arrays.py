@@ -10,7 +10,7 @@ from pagecore.cache.layers.operations import given_factors
 from pagecore.cache.static._static import StaticRoom
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import Plane, Spec
-from pagecore.storage.specs.spec import format_of
+from pagecore.storage.specs.spec import SIDES, format_of
 
 
 class StaticArrays:
@@ -42,12 +42,13 @@ class StaticArrays:
 
     def _make_room(self, specs: Sequence[Spec], device: str) -> StaticRoom:
         keys, values = self.named["key"], self.named["value"]
-        stored = format_of(specs[0], "key")
-        if stored is None:
+        stored = [format_of(specs[0], side) for side in SIDES]
+        if stored == [None, None]:
             return StaticRoom(keys, values)
         factors = [given_factors(spec, device) for spec in specs]
         scales = self.named.get("key_scale"), self.named.get("value_scale")
-        return StaticRoom(keys, values, *scales, factors, stored.codes_per_byte)
+        codes_per_byte = [1 if each is None else each.codes_per_byte for each in stored]
+        return StaticRoom(keys, values, *scales, factors, *codes_per_byte)
 
     @property
     def nbytes(self) -> int:
@@ -91,15 +92,10 @@ def encoder_capacity(groups: Sequence[Group]) -> int:
 def _planes_of(spec: Spec) -> tuple[Plane, ...]:
     """Return the planes that a static cache holds; raise UnsupportedOption for a spec with any others."""
     planes = {plane.name: plane for plane in spec.planes}
-    stored = values = None
+    scales: set[str] = set()
     if {"key", "value"} <= planes.keys():
-        stored, values = format_of(spec, "key"), format_of(spec, "value")
-    if values is not None and values != stored:
-        raise UnsupportedOption(
-            f"a {type(spec).__name__} stores values in format {values.name!r}; a static cache stores them in that of "
-            "the keys: leave value_format out, or use a PagedKVCache"
-        )
-    scales = {"key_scale", "value_scale"} if stored is not None and stored.scale_dtype is not None else set()
+        formats = {side: format_of(spec, side) for side in SIDES}
+        scales = {f"{side}_scale" for side, each in formats.items() if each and each.scale_dtype is not None}
     if planes.keys() != {"key", "value"} | scales:
         raise UnsupportedOption(
             f"a {type(spec).__name__} stores {', '.join(planes)}; a static cache holds key and value only, and the "
@@ -109,14 +105,15 @@ def _planes_of(spec: Spec) -> tuple[Plane, ...]:
 
 
 def _check_alike(first: tuple[Plane, ...], other: tuple[Plane, ...]) -> None:
-    for a, b in zip(first, other, strict=False):
+    names = [[plane.name for plane in planes] for planes in (first, other)]
+    if names[0] != names[1]:
+        raise UnsupportedOption(
+            f"some layers store {', '.join(names[0])} and others {', '.join(names[1])}; a static cache keeps all "
+            "layers in one array: make one cache for each format, or a PagedKVCache"
+        )
+    for a, b in zip(first, other, strict=True):
         if a != b:
             raise UnsupportedOption(
                 f"{a.name} is {a.shape} of {a.dtype} in some layers and {b.shape} of {b.dtype} in others; a static "
                 "cache keeps all layers in one array: make one cache for each kind, or a PagedKVCache"
             )
-    if len(first) != len(other):
-        raise UnsupportedOption(
-            "some layers store scales in addition to codes and others do not; a static cache keeps all layers in one "
-            "array: make one cache for each format, or a PagedKVCache"
-        )
