@@ -133,7 +133,10 @@ def read_requests(
     if prompts:
         yield _chunk(prompts, numbers, size)
     if count == 0 and most != 0:
-        raise TraceError(f"trace {trace_name(path)} contains no request; expected one on each line")
+        raise TraceError(
+            f"trace {trace_name(path)} contains no request; expected one on each line, or BlockStored events of medium "
+            "'GPU' and group 0"
+        )
 
 
 def _chunk(prompts: list[Prompt], numbers: Numbers, block_size: int) -> Requests:

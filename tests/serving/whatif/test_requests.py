@@ -161,6 +161,7 @@ def test_events_of_a_cache_give_its_requests(tmp_path):
         ([[-5.0, []]], "line 1: timestamp is -5.0; expected a number of seconds, 0 or more"),
         ([[1.0, [["BlockStored", [1.5], None, [1], 4, None]]]], "a block hash is 1.5"),
         ([], "contains no request"),
+        ([[1.0, [["BlockStored", [1], None, [1], 4, None, "CPU"]]]], "or BlockStored events of medium 'GPU'"),
     ],
 )
 def test_malformed_lines_are_named_with_their_reason(tmp_path, lines, message):
