@@ -1,8 +1,11 @@
-"""Compile kernels for the host: the emulator once, and each instance of the manifest into a library of its own.
+"""Compile kernels for the host: the emulator once, and the instances of the manifest into libraries.
 
 An instance is compiled when it is first needed, and again after a change of a file that it includes, of a flag or of
 the compiler: the name of the library under build/emulator has a hash of all of these. Several processes may build the
 same instance at once; each writes a file of its own and renames it.
+
+The instances of a line of bundles.txt are one library. They share most functions: six together take half of the time
+that they take apart. An instance that is in no line has a library of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,6 +32,7 @@ ROOT = Path(__file__).parents[2]
 NATIVE = Path(__file__).parent / "native"
 SOURCES = ROOT / "cuda_src"
 FOLDER = ROOT / "build" / "emulator"
+BUNDLES = Path(__file__).with_name("bundles.txt")
 
 ASAN = os.environ.get("PAGECORE_EMULATE_ASAN", "0") == "1"
 # The emulator's errors name lines without debug information, and a build that succeeds shows no warnings. Both would
@@ -61,6 +65,18 @@ def read_manifest(sources: Path = SOURCES) -> dict[str, Instance]:
 @functools.cache
 def _by_name(manifest: str) -> dict[str, Instance]:
     return {instance.name: instance for instance in parse_manifest(manifest)}
+
+
+@functools.cache
+def bundles() -> tuple[tuple[Instance, ...], ...]:
+    """Return the instances that are compiled together."""
+    known = read_manifest()
+    return tuple(tuple(known[name] for name in line.split()) for line in BUNDLES.read_text().splitlines())
+
+
+@functools.cache
+def bundle_of(instance: Instance) -> tuple[Instance, ...]:
+    return next((bundle for bundle in bundles() if instance in bundle), (instance,))
 
 
 def compiler_command() -> list[str]:
@@ -135,8 +151,13 @@ def prelude_path() -> Path:
     return header
 
 
-def unit_text(instance: Instance, source: str) -> str:
-    """Return the translation unit of an instance: its source, and the kernel with its declared number of threads.
+def symbol_of(instance: Instance) -> str:
+    """Return the name of the description of an instance in its library."""
+    return "pc_instance_" + re.sub("[^A-Za-z0-9]", "_", instance.name)
+
+
+def declared_threads(instance: Instance, source: str) -> str:
+    """Return the declaration of the number of threads of a kernel.
 
     The number may depend on template parameters, so that it becomes a template of its own.
     """
@@ -144,56 +165,59 @@ def unit_text(instance: Instance, source: str) -> str:
     declared = re.search(rf"{head}{bounds}void\s+{instance.entry}\s*\(", source)
     if declared is None:
         raise BuildError(f"{instance.source} has no PC_KERNEL(threads, blocks) void {instance.entry}(...)")
-    threads = instance.name.replace(instance.entry, f"{instance.entry}_threads", 1)
-    return "\n".join(
-        [
-            f'#include "{instance.source}"',
-            '#include "instance.hpp"',
-            "namespace pagecore {",
-            "using emulator::first_of;",
-            f"{declared['head'] or ''}constexpr int {instance.entry}_threads = first_of({declared['bounds']});",
-            f"PC_INSTANCE(({threads}), ({instance.name}));",
-            "}",
-        ]
-    )
+    return f"{declared['head'] or ''}constexpr int {instance.entry}_threads = first_of({declared['bounds']});"
 
 
-def instance_key(instance: Instance, include: tuple[Path, ...]) -> str:
-    """Return the digest of all files that an instance, whose source is in the first folder, depends on."""
-    texts = closure(include[0] / instance.source, include) | closure(NATIVE / "instance.hpp", include)
-    return key_of(instance.name, *sorted(path.name + text for path, text in texts.items()))
+def unit_text(together: Sequence[Instance], source: str) -> str:
+    """Return the translation unit of instances of a source: the source, and each kernel with its number of threads."""
+    head = [f'#include "{together[0].source}"', '#include "instance.hpp"', "namespace pagecore {"]
+    lines = [*head, "using emulator::first_of;"]
+    lines += {each.entry: declared_threads(each, source) for each in together}.values()
+    for each in together:
+        threads = each.name.replace(each.entry, f"{each.entry}_threads", 1)
+        lines.append(f"PC_INSTANCE({symbol_of(each)}, ({threads}), ({each.name}));")
+    return "\n".join([*lines, "}"])
+
+
+def library_key(together: Sequence[Instance], include: tuple[Path, ...]) -> str:
+    """Return the digest of all files that instances, whose source is in the first folder, depend on."""
+    texts = closure(include[0] / together[0].source, include) | closure(NATIVE / "instance.hpp", include)
+    names = [each.name for each in together]
+    return key_of(*names, *sorted(path.name + text for path, text in texts.items()))
 
 
 @functools.cache
-def own_key(instance: Instance) -> str:
-    """Return the key of an instance of cuda_src, whose files do not change while tests run."""
-    return instance_key(instance, (SOURCES, ROOT, NATIVE))
+def own_key(together: tuple[Instance, ...]) -> str:
+    """Return the key of instances of cuda_src, whose files do not change while tests run."""
+    return library_key(together, (SOURCES, ROOT, NATIVE))
 
 
 def instance_path(instance: Instance, sources: Path = SOURCES, folder: Path = FOLDER) -> Path:
-    """Return the path of an instance; build it if it is not up to date.
+    """Return the path of the library of an instance; build it if it is not up to date.
 
     A copy of cuda_src has this name, so that its includes are found in it. If no file of an instance has a planted
-    fault, the instance is that of the kernels without faults.
+    fault, the instance is that of the kernels without faults. Otherwise it is compiled alone.
     """
     include = (sources, sources.parent, ROOT, NATIVE)
-    key = own_key(instance) if sources == SOURCES else instance_key(instance, include)
-    if sources != SOURCES and (SOURCES / instance.source).is_file() and key == own_key(instance):
+    together = bundle_of(instance) if sources == SOURCES else (instance,)
+    key = own_key(together) if sources == SOURCES else library_key(together, include)
+    if sources != SOURCES and (SOURCES / instance.source).is_file() and key == own_key(together):
         return instance_path(instance)
-    path = folder / f"{re.sub('[^A-Za-z0-9_]+', '-', instance.name).strip('-')}-{key}.so"
+    path = folder / f"{re.sub('[^A-Za-z0-9_]+', '-', together[0].name).strip('-')}-{key}.so"
     if not path.exists():
         with TemporaryDirectory() as scratch:
             unit = Path(scratch) / "instance.cpp"
-            unit.write_text(unit_text(instance, (sources / instance.source).read_text()))
+            unit.write_text(unit_text(together, (sources / instance.source).read_text()))
             folders = [f"-I{folder}" for folder in include]
             compile_library(path, [*KERNEL_FLAGS, *folders, "-include", str(prelude_path()), str(unit)])
     return path
 
 
-def build_all(instances: Iterable[Instance], sources: Path = SOURCES, folder: Path = FOLDER) -> None:
-    """Build instances in parallel, one on each core."""
+def build_all(instances: Iterable[Instance]) -> None:
+    """Build libraries of cuda_src in parallel, one on each core."""
+    libraries = {bundle_of(instance): instance for instance in instances}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in pool.map(lambda instance: instance_path(instance, sources, folder), instances):
+        for _ in pool.map(instance_path, libraries.values()):
             pass
 
 

@@ -302,7 +302,7 @@ class EmulatedRuntime:
             if name not in instances:
                 raise DeviceError(f"the manifest has no kernel {name}; it lists {', '.join(instances) or 'none'}")
             library = ctypes.CDLL(str(build.instance_path(instances[name], self._sources, self._folder)))
-            instance = Instance.in_dll(library, "pc_instance")
+            instance = Instance.in_dll(library, build.symbol_of(instances[name]))
             address = ctypes.addressof(instance)
             if instance.parameter_bytes > PARAMETER_BYTES:
                 raise DeviceError(f"{name} has {instance.parameter_bytes} bytes of parameters, over {PARAMETER_BYTES}")

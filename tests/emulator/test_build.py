@@ -68,8 +68,22 @@ def test_libraries_older_than_a_day_are_removed(sources, tmp_path):
 
 
 def test_the_declared_threads_may_depend_on_template_arguments(sources):
-    text = build.unit_text(instance("int", "2"), SCALE)
+    text = build.unit_text([instance("int", "2")], SCALE)
     assert "template <typename T, int kTimes>\nconstexpr int scale_threads = first_of(threads_of<T>(), kTimes" in text
+
+
+def test_instances_of_a_bundle_are_in_one_library(monkeypatch, tmp_path):
+    first, *others = next(bundle for bundle in build.bundles() if len(bundle) > 1)
+    asked = []
+    monkeypatch.setattr(build, "compile_library", lambda target, arguments: asked.append(target))
+    assert {build.instance_path(each, folder=tmp_path) for each in (first, *others)} == set(asked)
+    assert len(set(asked)) == 1
+
+
+def test_each_bundle_has_instances_of_one_source_and_no_two_have_the_same():
+    every = [instance for bundle in build.bundles() for instance in bundle]
+    assert len(set(every)) == len(every)
+    assert all(len({instance.source for instance in bundle}) == 1 for bundle in build.bundles())
 
 
 def test_the_error_has_the_output_of_the_compiler(sources, tmp_path):
@@ -90,7 +104,7 @@ def test_several_processes_may_build_one_kernel_at_once(sources, tmp_path):
         "from pagecore.ops.cuda.compilation.manifest import Instance\n"
         "import ctypes, sys; build.engine()\n"
         "i = Instance('scale<int,5>', 'scale', 'scale.cu', ('int', '5'))\n"
-        "ctypes.CDLL(str(build.instance_path(i, Path(sys.argv[1]), Path(sys.argv[2])))).pc_instance"
+        "ctypes.CDLL(str(build.instance_path(i, Path(sys.argv[1]), Path(sys.argv[2])))).pc_instance_scale_int_5_"
     )
     command = [sys.executable, "-c", code, str(sources), str(tmp_path)]
     running = [subprocess.Popen(command, cwd=build.ROOT, stderr=subprocess.PIPE, text=True) for _ in range(3)]

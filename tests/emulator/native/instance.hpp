@@ -27,6 +27,6 @@ constexpr int first_of(int threads, int) { return threads; }
 
 }  // namespace emulator
 
-// PC_INSTANCE((threads), (kernel)): the arguments are in parentheses because they may contain commas.
-#define PC_INSTANCE(max_threads, ...) \
-  extern "C" const emulator::Instance pc_instance = emulator::Caller<(__VA_ARGS__), (max_threads)>::instance
+// PC_INSTANCE(name, (threads), (kernel)): the arguments are in parentheses because they may contain commas.
+#define PC_INSTANCE(name, max_threads, ...) \
+  extern "C" const emulator::Instance name = emulator::Caller<(__VA_ARGS__), (max_threads)>::instance

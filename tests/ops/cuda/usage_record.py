@@ -8,6 +8,7 @@ compiles all programs and writes the record anew; a difference in the file shows
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import os
@@ -27,6 +28,11 @@ RECORD = Path(__file__).parent / "usage_record.json"
 SOURCES = sorted({each.source for each in instances()})
 
 
+@functools.cache
+def parsed(text: str) -> dict[str, Any]:
+    return json.loads(text)
+
+
 def of_source(source: str) -> list[Instance]:
     return [each for each in instances() if each.source == source]
 
@@ -40,7 +46,7 @@ def key_of(chosen: Sequence[Instance], architecture: str) -> str:
 def recorded(source: str, architecture: str) -> list[Usage] | None:
     """Return the record of a source on one architecture; None if it is not of the present source and compiler."""
     chosen = of_source(source)
-    entry = json.loads(RECORD.read_text()).get(f"{source} {architecture}")
+    entry = parsed(RECORD.read_text()).get(f"{source} {architecture}")
     if entry is None or entry["key"] != key_of(chosen, architecture):
         return None
     return [Usage(name, architecture, *figures) for name, figures in entry["kernels"].items()]
