@@ -11,7 +11,7 @@
 
 #include "pagecore/ops/cpu/kernels/codes/code_pairs.hpp"
 #include "pagecore/ops/cpu/kernels/codes/few_rows.hpp"
-#include "pagecore/ops/cpu/kernels/codes/group_scales.hpp"
+#include "pagecore/ops/cpu/kernels/codes/group_weights.hpp"
 #include "pagecore/ops/cpu/kernels/products/packed.hpp"
 
 namespace pagecore::cpu::PC_ISA {
@@ -121,7 +121,7 @@ PC_FORCE_INLINE void add_value_sums(const HeadRows& rows, const float* excess, i
 // overlap. `panel` has room for two steps.
 template <typename Codes, int kGroup, int kRows>
 void accumulate_rows_of(AmxTiles& tiles, const HeadRows& rows, const StoredTile& tile, const NextRows& next_rows,
-                        int64_t dim, const float* scales, uint32_t* panel) {
+                        int64_t dim, const GroupScales& scales, uint32_t* panel) {
   using Tiles = ValueTiles<kGroup, kRows>;
   constexpr int64_t kStepSize = kStepTokens / 2 * kValueDims, kHalfLeft = kAmxRows / 2 * kTileTokens;
   static_assert(kTileTokens == 2 * kStepTokens);
@@ -150,8 +150,8 @@ void accumulate_rows_of(AmxTiles& tiles, const HeadRows& rows, const StoredTile&
     if (d > 0) add_value_sums<Tiles>(rows, excess, d - kValueDims);
     if constexpr (kGroup != 0) {
       for (int g = 0; g < Tiles::kGroups; ++g) {
-        scale_weights(rows.scores, rows.count, scales + (d / kGroup + g) * kTileTokens,
-                      scaled_weights + Tiles::first_weight(g) * kTileTokens);
+        scales.scale(d / kGroup + g, rows.scores, rows.weights, rows.count,
+                     scaled_weights + Tiles::first_weight(g) * kTileTokens);
       }
     }
     for_each_constant<kValueVectors>([&]<int n>() __attribute__((always_inline)) {
@@ -168,11 +168,10 @@ void accumulate_rows_of(AmxTiles& tiles, const HeadRows& rows, const StoredTile&
 inline void accumulate_codes_amx(AmxTiles& tiles, const HeadRows& rows, const Cache& cache, const StoredTile& tile,
                                  const NextRows& next_rows, const Scratch& scratch) {
   auto* const panel = reinterpret_cast<uint32_t*>(scratch.value);
-  float* const scales = scratch.key;
+  const GroupScales scales(cache, tile, scratch.key);
   const auto add = [&]<typename Codes, int kGroup, int kRows = kAmxRows>() {
     accumulate_rows_of<Codes, kGroup, kRows>(tiles, rows, tile, next_rows, cache.dim, scales, panel);
   };
-  if (group_size(cache.format) != 0) expand_scales(cache, tile, scales);
   switch (cache.format) {
     case Format::Plain: break;
     case Format::E4M3:

@@ -86,12 +86,6 @@ PC_FORCE_INLINE PairVec look_up_words(__m512i table, BitVec index) {
   return (PairVec)_mm512_maskz_permutexvar_epi16(~__mmask32{0}, (__m512i)index, table);
 }
 
-// The words of the low and of the high nibbles of bytes.
-PC_FORCE_INLINE void look_up_nibbles(__m512i table, BitVec bytes, PairVec* pairs) {
-  pairs[0] = look_up_words(table, bytes);
-  pairs[1] = look_up_words(table, bytes >> 4);
-}
-
 // e2m1, without the scales of groups.
 class E2M1Codes {
  public:
@@ -101,8 +95,6 @@ class E2M1Codes {
 
   PC_FORCE_INLINE __m512i table() const { return numbers_; }
 
-  // The numbers with even and with odd index of 32 dims of the tokens t and t + 1.
-  PC_FORCE_INLINE void values(BitVec codes, PairVec* pairs) const { look_up_nibbles(numbers_, codes, pairs); }
   PC_FORCE_INLINE float excess(const uint16_t*) const { return 0.0f; }
 
  private:
@@ -130,8 +122,6 @@ class Int4Codes {
   // Those of 16 tokens from t on.
   PC_FORCE_INLINE Vec zero_points(int t) const { return points_[t / kLanes]; }
 
-  // The codes with even and with odd index of 32 dims of the tokens t and t + 1.
-  PC_FORCE_INLINE void values(BitVec codes, PairVec* pairs) const { look_up_nibbles(codes_, codes, pairs); }
   // The sum of weights times zero points.
   PC_FORCE_INLINE float excess(const uint16_t* weights) const {
     Vec sums{};

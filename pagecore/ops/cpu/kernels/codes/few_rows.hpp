@@ -83,10 +83,16 @@ class PassAhead {
   int first_ = 0;
 };
 
-// Calls visit.operator()<R>(row) for blocks of 4, 2 and 1 rows.
-template <typename Visit>
+// Rows of the largest blocks whose sums have registers, for one operand of codes at a time.
+constexpr int kMostBlockRows = kLanes == 16 ? 8 : 4;
+
+// Calls visit.operator()<R>(row) for blocks of at most kMost rows: 8, 4, 2 and 1.
+template <int kMost = 4, typename Visit>
 PC_FORCE_INLINE void for_each_even_block(int64_t rows, Visit&& visit) {
   int64_t row = 0;
+  if constexpr (kMost == 8) {
+    for (; row + 8 <= rows; row += 8) visit.template operator()<8>(row);
+  }
   for (; row + 4 <= rows; row += 4) visit.template operator()<4>(row);
   if (row + 2 <= rows) visit.template operator()<2>(row), row += 2;
   if (row < rows) visit.template operator()<1>(row);

@@ -35,23 +35,24 @@ inline void order_floats(float* row, int64_t dim, int64_t stride) {
   }
 }
 
-// Keys that are multiplied together.
-constexpr int kFloatKeys = kLanes == 16 ? kBlockTokens : 1;
+// Keys that are multiplied together with R rows.
+template <int R>
+constexpr int kFloatKeys = kLanes == 8 ? 1 : kBlockTokens / (R <= 4 ? 1 : 2);
 
 // The lanes of the sums over the dims of some keys from the token t on, and R query rows.
 template <typename Codes, int R>
 PC_FORCE_INLINE void multiply_float_keys(const Codes& codes, const StoredTile& tile, int t, int64_t dim,
                                          const float* query, int64_t stride, NanCodes& nans,
-                                         Vec (&sums)[kFloatKeys][R]) {
+                                         Vec (&sums)[kFloatKeys<R>][R]) {
   const auto multiply = [&]<int kPart>(int64_t d) __attribute__((always_inline)) {
     const float* const from = query + d + kPart * kPartVectors * kLanes;
 #pragma GCC unroll 4
-    for (int k = 0; k < kFloatKeys; ++k) {
+    for (int k = 0; k < kFloatKeys<R>; ++k) {
       Vec numbers[kPartVectors];
       numbers_at<kPart>(codes, tile, t + k, d, dim, nans, numbers);
 #pragma GCC unroll 4
       for (int v = 0; v < kPartVectors; ++v) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int r = 0; r < R; ++r) sums[k][r] = fma(load(from + r * stride + v * kLanes), numbers[v], sums[k][r]);
       }
     }
@@ -72,14 +73,14 @@ void score_floats_of(const StoredTile& tile, int64_t dim, const float* query, in
   for (int t = 0; t < kTileTokens; t += kBlockTokens) {
     Vec sums[R][kBlockTokens];
 #pragma GCC unroll 4
-    for (int first = 0; first < kBlockTokens; first += kFloatKeys) {
-      Vec lanes[kFloatKeys][R] = {};
+    for (int first = 0; first < kBlockTokens; first += kFloatKeys<R>) {
+      Vec lanes[kFloatKeys<R>][R] = {};
 #pragma GCC unroll 4
-      for (int k = 0; k < kFloatKeys; ++k) ahead.prefetch_streams(t + first + k);
+      for (int k = 0; k < kFloatKeys<R>; ++k) ahead.prefetch_streams(t + first + k);
       multiply_float_keys(codes, tile, t + first, dim, query, stride, nans, lanes);
 #pragma GCC unroll 4
-      for (int k = 0; k < kFloatKeys; ++k) {
-#pragma GCC unroll 4
+      for (int k = 0; k < kFloatKeys<R>; ++k) {
+#pragma GCC unroll 8
         for (int r = 0; r < R; ++r) sums[r][first + k] = lanes[k][r] * Codes::kUnit;
       }
     }
@@ -186,7 +187,7 @@ inline void order_floats(const Cache& cache, float* rows, int64_t stride, int64_
 inline void score_floats(const HeadRows& rows, const Cache& cache, const StoredTile& tile, const NextRows& next_rows) {
   prefetch_all_scales(next_rows);
   with_floats(cache.format, [&]<typename Codes>() {
-    for_each_even_block(rows.count, [&]<int R>(int64_t row) {
+    for_each_even_block<kMostBlockRows>(rows.count, [&]<int R>(int64_t row) {
       const RowAhead ahead = row == 0 ? rows_ahead(next_rows, tile) : RowAhead(tile);
       score_floats_of<Codes, R>(tile, cache.dim, rows.query + row * rows.query_stride, rows.query_stride, ahead,
                                 rows.scores + row * kTileTokens);

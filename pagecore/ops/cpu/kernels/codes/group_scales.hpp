@@ -1,4 +1,4 @@
-// Scales of groups of a tile as float32 or bfloat16, and weights times scales.
+// Scales of groups of a tile as float32 or bfloat16.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/codes/stored_tile.hpp"
@@ -145,20 +145,6 @@ inline void expand_scales(const Cache& cache, const StoredTile& tile, float* num
                   [&](Bytes codes) __attribute__((always_inline)) { return unpacker.bytes_of(codes); });
   } else {
     expand_scales(tile, groups, numbers, [](Bytes codes) __attribute__((always_inline)) { return ue8m0_bytes(codes); });
-  }
-}
-
-// Weights [rows, 64] of a tile times the scales of a group, as bfloat16.
-PC_FORCE_INLINE void scale_weights(const float* weights, int64_t rows, const float* scales, uint16_t* scaled) {
-  Vec of_tokens[kTileDwords];
-#pragma GCC unroll 4
-  for (int i = 0; i < kTileDwords; ++i) of_tokens[i] = load(scales + i * kLanes);
-  for (int64_t r = 0; r < rows; ++r, weights += kTileTokens, scaled += kTileTokens) {
-#pragma GCC unroll 2
-    for (int i = 0; i < kTileDwords; i += 2) {
-      const Vec a = load(weights + i * kLanes) * of_tokens[i], b = load(weights + (i + 1) * kLanes) * of_tokens[i + 1];
-      store_words(scaled + i * kLanes, (Words)_mm512_maskz_cvtne2ps_pbh(~__mmask32{0}, (__m512)b, (__m512)a));
-    }
   }
 }
 

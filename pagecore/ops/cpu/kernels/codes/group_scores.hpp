@@ -72,17 +72,20 @@ PC_FORCE_INLINE void pack_group_keys(const E2M1Lookup& lookup, const char* const
   }
 }
 
-// Multiplies half kHalf of 64 dims. Stores the sums [16, 16] of both halves if these have room for 4 rows, and of each
-// half if they have room for 8.
-template <int kRows, int kHalf>
-PC_FORCE_INLINE void multiply_group_keys(const uint32_t* queries, const uint32_t* keys, float* sums) {
+// Tiles of score_e2m1_groups(): the queries of 128 dims stay in theirs.
+constexpr int kQueryTile = 4, kKeyTile = 2;
+constexpr int64_t kQueryTiles = 4;
+
+// Multiplies 32 dims with query tile kPart. Stores the sums [16, 16] of 64 dims if these have room for 4 rows, and
+// of 32 dims if they have room for 8.
+template <int kRows, int kPart>
+PC_FORCE_INLINE void multiply_group_keys(const uint32_t* keys, float* sums) {
   constexpr bool kShared = kRows == kFewRows;
-  constexpr int kLeft = kLeftTile + kHalf, kRight = kRightTile + kHalf, kSum = kShared ? 0 : kHalf;
-  if constexpr (kHalf == kSum) Amx::zero<kSum>();
-  Amx::load<kLeft>(queries, kAmxRowBytes);
+  constexpr int kHalf = kPart % 2, kRight = kKeyTile + kHalf, kSum = kShared ? kPart / 2 : kHalf;
+  if constexpr (kHalf == 0 || !kShared) Amx::zero<kSum>();
   Amx::load<kRight>(keys, kAmxRowBytes);
-  Amx::multiply<kSum, kLeft, kRight>();
-  if constexpr (kHalf == 1 || !kShared) Amx::store<kSum>(sums + kSum * kTileNumbers, kAmxRowBytes);
+  Amx::multiply<kSum, kQueryTile + kPart, kRight>();
+  if constexpr (kHalf == 1 || !kShared) Amx::store<kSum>(sums + (kShared ? 0 : kHalf) * kTileNumbers, kAmxRowBytes);
 }
 
 // Stores the scores of 16 keys. `scales` are those of the first group, 64 from one group to the next.
@@ -118,6 +121,7 @@ inline void score_e2m1_groups(const HeadRows& rows, const uint32_t* queries, con
   const int64_t sums_size = dim * kRows, keys_size = dim / kAmxDepth * kTileNumbers;
   const E2M1Lookup lookup(tile.tables);
   const RowAhead ahead = rows_ahead(next_rows, tile);
+  static_assert(kDim == 0 || kDim == kQueryTiles * kAmxDepth);
   // Of 64 * dim floats: the scales [groups, 64], the sums and the keys of two steps.
   float* const scales = scratch.key;
   float* const sums = scales + dim / 16 * kTileTokens;
@@ -131,15 +135,24 @@ inline void score_e2m1_groups(const HeadRows& rows, const uint32_t* queries, con
     const int64_t first = run * kAmxRows;
     add_group_sums<kRows>(sums + run % 2 * sums_size, scales + first, dim, rows.count, rows.scores + first);
   };
-  for (int64_t part = 0; part < dim / kAmxDepth; ++part) pack(0, part);
+  const int64_t parts = dim / kAmxDepth;
+  const auto load_queries = [&](int64_t part) __attribute__((always_inline)) {
+    for_each_constant<kQueryTiles>([&]<int i>() __attribute__((always_inline)) {
+      if (part + i < parts) Amx::load<kQueryTile + i>(queries + (part + i) * kTileNumbers, kAmxRowBytes);
+    });
+  };
+  for (int64_t part = 0; part < parts; ++part) pack(0, part);
+  if (kDim != 0) load_queries(0);
   for_each_constant<kRuns>([&]<int run>() __attribute__((always_inline)) {
     prefetch_eight<run * kAmxRows>(ahead);
-    for (int64_t part = 0; part < dim / kAmxDepth; part += 2) {
-      for_each_constant<2>([&]<int half>() __attribute__((always_inline)) {
-        if constexpr (run + 1 < kRuns) pack(run + 1, part + half);
-        const int64_t at = (part + half) * kTileNumbers;
-        multiply_group_keys<kRows, half>(queries + at, keys + run % 2 * keys_size + at,
-                                         sums + run % 2 * sums_size + part * kAmxDepth * kRows);
+    for (int64_t first = 0; first < parts; first += kQueryTiles) {
+      if (kDim == 0) load_queries(first);
+      for_each_constant<kQueryTiles>([&]<int i>() __attribute__((always_inline)) {
+        const int64_t part = first + i;
+        if (part >= parts) return;
+        if constexpr (run + 1 < kRuns) pack(run + 1, part);
+        multiply_group_keys<kRows, i>(keys + run % 2 * keys_size + part * kTileNumbers,
+                                      sums + run % 2 * sums_size + part / 2 * 2 * kAmxDepth * kRows);
       });
     }
     prefetch_eight<run * kAmxRows + 8>(ahead);

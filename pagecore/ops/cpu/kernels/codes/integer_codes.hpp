@@ -156,19 +156,22 @@ struct E2M1Integers {
 
   // Dims of the vectors of values(), of which a group has one.
   static constexpr int64_t kValueDims = 64;
-  // The numbers of two tokens in turn, in the order of the dims.
-  PC_FORCE_INLINE void values(const char* a, const char* b, Shorts (&to)[4]) const {
+  // The numbers of two tokens in turn, in the order of the dims: vectors from kFrom on.
+  template <int kFrom, int kCount>
+  PC_FORCE_INLINE void values(const char* a, const char* b, Shorts (&to)[kCount]) const {
     const auto half = [](const char* row) __attribute__((always_inline)) {
       return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row));
     };
     const __m512i rows = _mm512_maskz_inserti64x4(0xff, _mm512_castsi256_si512(half(a)), half(b), 1);
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      const __m512i words = _mm512_maskz_permutexvar_epi16(~__mmask32{0}, _mm512_load_si512(kOrders.words[i]), rows);
+    for (int i = 0; i < kCount; ++i) {
+      const __m512i order = _mm512_load_si512(kOrders.words[kFrom + i]);
+      const __m512i words = _mm512_maskz_permutexvar_epi16(~__mmask32{0}, order, rows);
       to[i] = look_up_words((Words)_mm512_maskz_srlv_epi16(~__mmask32{0}, words, _mm512_load_si512(kShifts.words[0])));
     }
   }
-  PC_FORCE_INLINE static void order_values(Vec (&)[4]) {}
+  template <int kCount>
+  PC_FORCE_INLINE static void order_values(Vec (&)[kCount]) {}
 #else
   template <int kPart>
   PC_FORCE_INLINE void words(Bytes stored, Shorts (&to)[2]) const {
@@ -178,6 +181,7 @@ struct E2M1Integers {
   // Dims of the vectors of values(): a group has two, of its even and of its odd dims.
   static constexpr int64_t kValueDims = 16;
   // The numbers of two tokens in turn.
+  template <int kFrom>
   PC_FORCE_INLINE void values(const char* a, const char* b, Shorts (&to)[2]) const {
     const auto half = [](const char* row) __attribute__((always_inline)) {
       return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(row));
@@ -264,12 +268,16 @@ PC_FORCE_INLINE auto with_integers(Format format, Visit&& visit) {
   }
 }
 
+// True if the codes of a format are integers.
+PC_FORCE_INLINE bool has_integers(Format format) {
+  return format == Format::I8Token || format == Format::I4Token || format == Format::FP4Block16 ||
+         format == Format::NVFP4;
+}
+
 // True if the products of a format and dim are made here. The lanes of a key hold 2,048 dims of int8, and one lane as
 // many of 4-bit codes, in int32.
 PC_FORCE_INLINE bool has_integers(const Cache& cache) {
-  const bool known = cache.format == Format::I8Token || cache.format == Format::I4Token ||
-                     cache.format == Format::FP4Block16 || cache.format == Format::NVFP4;
-  return known && cache.dim % 64 == 0 && cache.dim <= 2048;
+  return has_integers(cache.format) && cache.dim % 64 == 0 && cache.dim <= 2048;
 }
 
 #endif

@@ -37,9 +37,9 @@ PC_FORCE_INLINE float round_row(const float* row, int64_t dim, float factor, int
 }
 
 // True if a lane is a key for blocks of R rows: with the scales of groups, and with 4-bit codes and AVX-512, where four
-// rows take fewer instructions to transpose a key than to add lanes.
+// rows or more take fewer instructions to transpose a key than to add lanes.
 template <typename Codes, int R>
-constexpr bool kKeysInLanes = kHasGroups<Codes> || (kLanes == 16 && Codes::kParts == 2 && R == 4);
+constexpr bool kKeysInLanes = kHasGroups<Codes> || (kLanes == 16 && Codes::kParts == 2 && R >= 4);
 
 // Words of an operand that meet different numbers of a query row: those of a lane if it is a key.
 template <typename Codes, int R>
@@ -77,30 +77,31 @@ inline bool make_integers(const float* rows, int64_t stride, int64_t count, cons
       of_row.unit *= Codes::kUnit;
     });
   };
-  for_each_even_block(count, [&]<int R>(int64_t first) {
+  for_each_even_block<kMostBlockRows>(count, [&]<int R>(int64_t first) {
     int16_t* const to = integers + first * integer_padded(dim);
     for (int r = 0; r < R; ++r) make.template operator()<R>(rows + (first + r) * stride, of_rows[first + r], to, r);
   });
   return made;
 }
 
-// Keys that are multiplied together, so that their sums do not wait for each other.
-constexpr int kIntegerKeys = kLanes == 16 ? kBlockTokens : 1;
+// Keys that are multiplied together with R rows, so that their sums do not wait for each other.
+template <int R>
+constexpr int kIntegerKeys = kLanes == 8 ? 1 : kBlockTokens / (R <= 4 ? 1 : 2);
 
 // Adds the products of a part of the vectors of stored bytes of some keys with R query rows to the lanes of their sums.
 template <int kPart, typename Codes, int R>
-PC_FORCE_INLINE void multiply_part(const Codes& codes, const Bytes (&stored)[kIntegerKeys], const int16_t* query,
-                                   IntVec (&sums)[kIntegerKeys][R]) {
-  Shorts words[kIntegerKeys][2];
+PC_FORCE_INLINE void multiply_part(const Codes& codes, const Bytes (&stored)[kIntegerKeys<R>], const int16_t* query,
+                                   IntVec (&sums)[kIntegerKeys<R>][R]) {
+  Shorts words[kIntegerKeys<R>][2];
 #pragma GCC unroll 4
-  for (int k = 0; k < kIntegerKeys; ++k) codes.template words<kPart>(stored[k], words[k]);
+  for (int k = 0; k < kIntegerKeys<R>; ++k) codes.template words<kPart>(stored[k], words[k]);
 #pragma GCC unroll 2
   for (int e = 0; e < 2; ++e) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const Shorts numbers = load_shorts(query + ((2 * kPart + e) * R + r) * kWordLanes);
 #pragma GCC unroll 4
-      for (int k = 0; k < kIntegerKeys; ++k) sums[k][r] = add_pairs(sums[k][r], words[k][e], numbers);
+      for (int k = 0; k < kIntegerKeys<R>; ++k) sums[k][r] = add_pairs(sums[k][r], words[k][e], numbers);
     }
   }
 }
@@ -108,11 +109,11 @@ PC_FORCE_INLINE void multiply_part(const Codes& codes, const Bytes (&stored)[kIn
 // The lanes of the sums over the dims of some keys and R query rows.
 template <typename Codes, int R>
 PC_FORCE_INLINE void multiply_keys(const Codes& codes, const char* const* keys, int64_t bytes, const int16_t* query,
-                                   IntVec (&sums)[kIntegerKeys][R]) {
+                                   IntVec (&sums)[kIntegerKeys<R>][R]) {
   for (int64_t at = 0; at < bytes; at += kByteLanes, query += kBytesDims<Codes> * R) {
-    Bytes stored[kIntegerKeys];
+    Bytes stored[kIntegerKeys<R>];
 #pragma GCC unroll 4
-    for (int k = 0; k < kIntegerKeys; ++k) stored[k] = load_stored(keys[k] + at, bytes - at);
+    for (int k = 0; k < kIntegerKeys<R>; ++k) stored[k] = load_stored(keys[k] + at, bytes - at);
     multiply_part<0>(codes, stored, query, sums);
     if constexpr (Codes::kParts == 2) multiply_part<1>(codes, stored, query, sums);
   }
@@ -127,14 +128,14 @@ void score_integers_of(const StoredTile& tile, int64_t bytes, const int16_t* que
   for (int t = 0; t < kTileTokens; t += kBlockTokens) {
     Vec sums[R][kBlockTokens];
 #pragma GCC unroll 4
-    for (int first = 0; first < kBlockTokens; first += kIntegerKeys) {
-      IntVec lanes[kIntegerKeys][R] = {};
+    for (int first = 0; first < kBlockTokens; first += kIntegerKeys<R>) {
+      IntVec lanes[kIntegerKeys<R>][R] = {};
 #pragma GCC unroll 4
-      for (int k = 0; k < kIntegerKeys; ++k) ahead.prefetch_streams(t + first + k);
+      for (int k = 0; k < kIntegerKeys<R>; ++k) ahead.prefetch_streams(t + first + k);
       multiply_keys<Codes, R>(codes, tile.codes + t + first, bytes, query, lanes);
 #pragma GCC unroll 4
-      for (int k = 0; k < kIntegerKeys; ++k) {
-#pragma GCC unroll 4
+      for (int k = 0; k < kIntegerKeys<R>; ++k) {
+#pragma GCC unroll 8
         for (int r = 0; r < R; ++r) sums[r][first + k] = to_floats(lanes[k][r]);
       }
     }
@@ -144,25 +145,25 @@ void score_integers_of(const StoredTile& tile, int64_t bytes, const int16_t* que
 
 // ---- keys in lanes
 
-// Vectors of keys, a key in each lane, that are multiplied together.
-constexpr int kKeyVectors = kLanes == 16 ? 2 : 1;
-constexpr int kVectorKeys = kKeyVectors * kLanes;
+// Vectors of keys, a key in each lane, that are multiplied together with R rows.
+template <int R>
+constexpr int kKeyVectors = kLanes == 16 && R <= 4 ? 2 : 1;
 
 // Adds the products of R query rows with a dword of the codes of each key.
 template <typename Codes, int R>
-PC_FORCE_INLINE void multiply_dwords(const Codes& codes, const Vec (&stored)[kKeyVectors], const int16_t* query,
-                                     IntVec (&sums)[kKeyVectors][R]) {
+PC_FORCE_INLINE void multiply_dwords(const Codes& codes, const Vec (&stored)[kKeyVectors<R>], const int16_t* query,
+                                     IntVec (&sums)[kKeyVectors<R>][R]) {
   const auto multiply = [&]<int kPart>() __attribute__((always_inline)) {
-    Shorts words[kKeyVectors][2];
+    Shorts words[kKeyVectors<R>][2];
 #pragma GCC unroll 2
-    for (int k = 0; k < kKeyVectors; ++k) codes.template words<kPart>((Bytes)stored[k], words[k]);
+    for (int k = 0; k < kKeyVectors<R>; ++k) codes.template words<kPart>((Bytes)stored[k], words[k]);
 #pragma GCC unroll 2
     for (int e = 0; e < 2; ++e) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         const Shorts pair = repeat_pair(query + 2 * ((2 * kPart + e) * R + r));
 #pragma GCC unroll 2
-        for (int k = 0; k < kKeyVectors; ++k) sums[k][r] = add_pairs(sums[k][r], words[k][e], pair);
+        for (int k = 0; k < kKeyVectors<R>; ++k) sums[k][r] = add_pairs(sums[k][r], words[k][e], pair);
       }
     }
   };
@@ -179,6 +180,7 @@ void score_lanes_of(const StoredTile& tile, int64_t dim, const int16_t* given, c
                     const RowAhead& next, float* scores) {
   constexpr int64_t kDwordDims = 8, kSquareDims = kDwordDims * kLanes, kStepDims = 2 * kDwordDims;
   static_assert(Codes::kParts == 2 && (!kHasGroups<Codes> || Codes::kGroup == kStepDims));
+  constexpr int kVectorKeys = kKeyVectors<R> * kLanes;
   const RowAhead ahead = next;
   const Codes codes;
   const int rows_a_step = static_cast<int>((kVectorKeys * kStepDims + dim - 1) / dim);
@@ -186,13 +188,13 @@ void score_lanes_of(const StoredTile& tile, int64_t dim, const int16_t* given, c
   for (int t = 0; t < kTileTokens; t += kVectorKeys) {
     const int16_t* query = given;
     const float* scale = scales + t;
-    Vec totals[kKeyVectors][R] = {};
-    IntVec sums[kKeyVectors][R] = {};
+    Vec totals[kKeyVectors<R>][R] = {};
+    IntVec sums[kKeyVectors<R>][R] = {};
     for (int64_t d = 0; d < dim; d += kSquareDims) {
       const int dwords = static_cast<int>((dim - d < kSquareDims ? dim - d : kSquareDims) / kDwordDims);
-      Vec transposed[kLanes][kKeyVectors];
+      Vec transposed[kLanes][kKeyVectors<R>];
 #pragma GCC unroll 2
-      for (int k = 0; k < kKeyVectors; ++k) {
+      for (int k = 0; k < kKeyVectors<R>; ++k) {
         Vec square[kLanes];
         load_square(tile.codes + t + k * kLanes, d / 2, dwords, square);
 #pragma GCC unroll 16
@@ -205,9 +207,9 @@ void score_lanes_of(const StoredTile& tile, int64_t dim, const int16_t* given, c
         multiply_dwords<Codes, R>(codes, transposed[i + 1], query + kDwordDims * R, sums);
         if constexpr (kHasGroups<Codes>) {
 #pragma GCC unroll 2
-          for (int k = 0; k < kKeyVectors; ++k) {
+          for (int k = 0; k < kKeyVectors<R>; ++k) {
             const Vec of_keys = load(scale + k * kLanes);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
               totals[k][r] = fma(to_floats(sums[k][r]), of_keys, totals[k][r]);
               sums[k][r] = IntVec{};
@@ -216,10 +218,10 @@ void score_lanes_of(const StoredTile& tile, int64_t dim, const int16_t* given, c
         }
       }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 2
-      for (int k = 0; k < kKeyVectors; ++k) {
+      for (int k = 0; k < kKeyVectors<R>; ++k) {
         store(scores + r * kTileTokens + t + k * kLanes, kHasGroups<Codes> ? totals[k][r] : to_floats(sums[k][r]));
       }
     }
@@ -236,7 +238,7 @@ inline void score_integers(const HeadRows& rows, const Cache& cache, const Store
     if constexpr (kHasGroups<Codes>) transpose_scales(cache, tile, scratch.key);
     alignas(64) float zero_points[kTileTokens] = {};
     if constexpr (Codes::kHasZeroPoints) load_zero_points(tile, zero_points);
-    for_each_even_block(rows.count, [&]<int R>(int64_t row) {
+    for_each_even_block<kMostBlockRows>(rows.count, [&]<int R>(int64_t row) {
       const RowAhead ahead = row == 0 ? rows_ahead(next_rows, tile) : RowAhead(tile);
       const int16_t* const query = rows.query_integers + row * stride;
       float* scores = rows.scores + row * kTileTokens;

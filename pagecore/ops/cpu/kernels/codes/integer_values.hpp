@@ -16,9 +16,10 @@ namespace {
 
 #if defined(__AVX2__)
 
-// Pairs of operands whose sums are made together: those of the two halves of words of int8, or of the two parts of a
-// half of words of 4-bit codes.
-constexpr int kOperandPairs = kLanes == 16 ? 2 : 1;
+// Pairs of operands whose sums are made together for R rows: those of the two halves of words of int8, or of the two
+// parts of a half of words of 4-bit codes.
+template <int R>
+constexpr int kOperandPairs = kLanes == 16 && R <= 4 ? 2 : 1;
 
 template <typename Codes, int kHalf, int kPair>
 PC_FORCE_INLINE void operand_pair(const Codes& codes, Bytes a, Bytes b, Shorts (&to)[2]) {
@@ -26,31 +27,31 @@ PC_FORCE_INLINE void operand_pair(const Codes& codes, Bytes a, Bytes b, Shorts (
   codes.template words<kOfBytes ? 0 : kPair>(zip_words<kOfBytes ? kPair : kHalf>(a, b), to);
 }
 
-// Sums over a tile of kOperandPairs pairs of operands from kFrom on, for R rows. `words` are the weights of the first
-// row.
+// Sums over a tile of kOperandPairs<R> pairs of operands from kFrom on, for R rows. `words` are the weights of the
+// first row.
 template <typename Codes, int kHalf, int kFrom, int R, bool kPrefetches>
 PC_FORCE_INLINE void multiply_values(const StoredTile& tile, int64_t at, int64_t bytes, const int16_t* words,
                                      const PassAhead& next, Vec (&out)[R][4]) {
   const PassAhead ahead = next;
   const Codes codes;
-  IntVec sums[R][2 * kOperandPairs] = {};
+  IntVec sums[R][2 * kOperandPairs<R>] = {};
   for (int t = 0; t < kTileTokens; t += 2) {
     if constexpr (kPrefetches) ahead.prefetch(t);
     const Bytes a = load_stored(tile.codes[t] + at, bytes - at), b = load_stored(tile.codes[t + 1] + at, bytes - at);
-    Shorts pairs[kOperandPairs][2];
+    Shorts pairs[kOperandPairs<R>][2];
     operand_pair<Codes, kHalf, kFrom>(codes, a, b, pairs[0]);
-    if constexpr (kOperandPairs == 2) operand_pair<Codes, kHalf, 1>(codes, a, b, pairs[1]);
-#pragma GCC unroll 4
+    if constexpr (kOperandPairs<R> == 2) operand_pair<Codes, kHalf, 1>(codes, a, b, pairs[1]);
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const Shorts weight = repeat_pair(words + r * kTileTokens + t);
 #pragma GCC unroll 4
-      for (int i = 0; i < 2 * kOperandPairs; ++i) sums[r][i] = add_pairs(sums[r][i], pairs[i / 2][i % 2], weight);
+      for (int i = 0; i < 2 * kOperandPairs<R>; ++i) sums[r][i] = add_pairs(sums[r][i], pairs[i / 2][i % 2], weight);
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-    for (int i = 0; i < 2 * kOperandPairs; ++i) out[r][2 * kFrom + i] = to_floats(sums[r][i]);
+    for (int i = 0; i < 2 * kOperandPairs<R>; ++i) out[r][2 * kFrom + i] = to_floats(sums[r][i]);
   }
 }
 
@@ -81,11 +82,11 @@ void add_values(const HeadRows& rows, int64_t row, const Cache& cache, const Sto
   const int16_t* const words = words_of(weights, 0, row);
   Vec sums[R][4];
   multiply_values<Codes, kHalf, 0, R, kPrefetches>(tile, at, bytes, words, ahead, sums);
-  if constexpr (kOperandPairs == 1) {
+  if constexpr (kOperandPairs<R> == 1) {
     ahead.begin(pass + 1);
     multiply_values<Codes, kHalf, 1, R, kPrefetches>(tile, at, bytes, words, ahead, sums);
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
     float* const acc = rows.acc + (row + r) * rows.acc_stride;
     order_sums<Codes>(sums[r]);
@@ -103,9 +104,10 @@ template <typename Codes>
 inline void add_all_values(const HeadRows& rows, const Cache& cache, const StoredTile& tile,
                            const IntegerWeights& weights, const NextRows& next_rows) {
   const int64_t bytes = row_bytes(cache);
-  constexpr int kPasses = 2 / kOperandPairs;
-  PassAhead ahead(next_rows, kPasses * Codes::kParts * ((bytes + kByteLanes - 1) / kByteLanes));
-  for_each_even_block(rows.count, [&]<int R>(int64_t row) {
+  const int64_t passes = Codes::kParts * ((bytes + kByteLanes - 1) / kByteLanes);
+  PassAhead ahead(next_rows, rows.count < kMostBlockRows ? passes * 2 / kOperandPairs<4> : 2 * passes);
+  for_each_even_block<kMostBlockRows>(rows.count, [&]<int R>(int64_t row) {
+    constexpr int kPasses = 2 / kOperandPairs<R>;
     int64_t pass = 0;
     const auto add = [&]<int kHalf>(int64_t at) {
       if (row == 0 && ahead.begin(pass)) {
@@ -124,20 +126,24 @@ inline void add_all_values(const HeadRows& rows, const Cache& cache, const Store
 
 // ---- with the scales of groups
 
-// Adds the sums of R rows over the dims of a step of vectors, from d on.
-template <typename Codes, int R, bool kPrefetches>
+// Vectors of sums that are made together for R rows.
+template <typename Codes, int R>
+constexpr int kGroupVectors = static_cast<int>(Codes::kValueDims) / kLanes / (R <= 4 ? 1 : 2);
+
+// Adds the sums of R rows over the dims of kGroupVectors vectors from kFrom on, of those of a step from d on.
+template <int kFrom, typename Codes, int R, bool kPrefetches>
 void add_group_values(const HeadRows& rows, int64_t row, const StoredTile& tile, int64_t d,
                       const IntegerWeights& weights, const PassAhead& next) {
-  constexpr int kVectors = static_cast<int>(Codes::kValueDims) / kLanes, kOfGroup = Codes::kGroup / kLanes;
+  constexpr int kVectors = kGroupVectors<Codes, R>, kOfGroup = Codes::kGroup / kLanes, kFirstGroup = kFrom / kOfGroup;
   const PassAhead ahead = next;
   const Codes codes;
-  const int16_t* const words = words_of(weights, d / Codes::kGroup, row);
+  const int16_t* const words = words_of(weights, d / Codes::kGroup + kFirstGroup, row);
   IntVec sums[R][kVectors] = {};
   for (int t = 0; t < kTileTokens; t += 2) {
     if constexpr (kPrefetches) ahead.prefetch(t);
     Shorts pairs[kVectors];
-    codes.values(tile.codes[t] + d / 2, tile.codes[t + 1] + d / 2, pairs);
-#pragma GCC unroll 4
+    codes.template values<kFrom>(tile.codes[t] + d / 2, tile.codes[t + 1] + d / 2, pairs);
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
@@ -146,16 +152,16 @@ void add_group_values(const HeadRows& rows, int64_t row, const StoredTile& tile,
       }
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-    float* const acc = rows.acc + (row + r) * rows.acc_stride + d;
+    float* const acc = rows.acc + (row + r) * rows.acc_stride + d + kFrom * kLanes;
     Vec of_dims[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) of_dims[v] = to_floats(sums[r][v]);
     Codes::order_values(of_dims);
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      const float unit = weights.units[row + r] * weights.of_groups[d / Codes::kGroup + v / kOfGroup];
+      const float unit = weights.units[row + r] * weights.of_groups[d / Codes::kGroup + kFirstGroup + v / kOfGroup];
       add_product(acc + v * kLanes, of_dims[v] * unit, rows.factor + row + r);
     }
   }
@@ -166,12 +172,15 @@ template <typename Codes>
 inline void add_all_groups(const HeadRows& rows, const Cache& cache, const StoredTile& tile,
                            const IntegerWeights& weights, const NextRows& next_rows) {
   PassAhead ahead(next_rows, cache.dim / Codes::kValueDims);
-  for_each_even_block(rows.count, [&]<int R>(int64_t row) {
+  for_each_even_block<kMostBlockRows>(rows.count, [&]<int R>(int64_t row) {
     for (int64_t d = 0; d < cache.dim; d += Codes::kValueDims) {
       if (row == 0 && ahead.begin(d / Codes::kValueDims)) {
-        add_group_values<Codes, R, true>(rows, row, tile, d, weights, ahead);
+        add_group_values<0, Codes, R, true>(rows, row, tile, d, weights, ahead);
       } else {
-        add_group_values<Codes, R, false>(rows, row, tile, d, weights, ahead);
+        add_group_values<0, Codes, R, false>(rows, row, tile, d, weights, ahead);
+      }
+      if constexpr (R > 4) {
+        add_group_values<kGroupVectors<Codes, R>, Codes, R, false>(rows, row, tile, d, weights, ahead);
       }
     }
   });

@@ -1,5 +1,5 @@
-// Weights of few query rows as integers, for their products with values (integer_values.hpp): times the scales of
-// groups, if there are any, and times a factor that makes the largest magnitude of a row in the tile 32767.
+// Weights of few query rows as integers, for their products with values (integer_values.hpp): times a factor that makes
+// the largest magnitude of a row in the tile 32767, and times the scales of groups, if there are any.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/codes/weight_ranges.hpp"
@@ -24,57 +24,77 @@ PC_FORCE_INLINE int16_t* words_of(const IntegerWeights& weights, int64_t group, 
   return weights.words + (group * kCodeRows + row) * kTileTokens;
 }
 
-// Writes the integers of the weights of a row times `factor`, and the scales [groups, 64] of groups.
-template <typename Codes>
-PC_FORCE_INLINE void round_weights(const float* row, int64_t r, float factor, [[maybe_unused]] int64_t groups,
-                                   [[maybe_unused]] const float* scales, [[maybe_unused]] const float* zero_points,
-                                   IntegerWeights& made) {
+// The nearest integers of a * b / 2^15.
+PC_FORCE_INLINE Shorts multiply_fractions(Shorts a, Shorts b) {
+#if defined(__AVX512BW__)
+  return (Shorts)_mm512_maskz_mulhrs_epi16(~__mmask32{0}, (__m512i)a, (__m512i)b);
+#else
+  return (Shorts)_mm256_mulhrs_epi16((__m256i)a, (__m256i)b);
+#endif
+}
+
+// Writes the integers of the weights [64] of a row times `factor`. Returns the sum of integers times zero points.
+template <bool kZeroPoints>
+PC_FORCE_INLINE float round_weights(const float* row, float factor, [[maybe_unused]] const float* zero_points,
+                                    int16_t* to) {
   [[maybe_unused]] Vec excess{};
-  for (int t = 0; t < kTileTokens; t += 2 * kLanes) {
-    const Vec low = load(row + t) * factor, high = load(row + t + kLanes) * factor;
-    if constexpr (kHasGroups<Codes>) {
 #pragma GCC unroll 4
-      for (int64_t g = 0; g < groups; ++g) {
-        const float* const scale = scales + g * kTileTokens + t;
-        store_shorts(words_of(made, g, r) + t, nearest(low * load(scale)), nearest(high * load(scale + kLanes)));
+  for (int t = 0; t < kTileTokens; t += 2 * kLanes) {
+    const IntVec low = nearest(load(row + t) * factor), high = nearest(load(row + t + kLanes) * factor);
+    if constexpr (kZeroPoints) {
+      excess = fma(to_floats(low), load(zero_points + t), excess);
+      excess = fma(to_floats(high), load(zero_points + t + kLanes), excess);
+    }
+    store_shorts(to + t, low, high);
+  }
+  return sum(excess);
+}
+
+// Makes the weights of `rows` times the scales of groups integers. Returns false if a row has none.
+template <typename Codes>
+inline bool make_group_weights(const HeadRows& rows, const Cache& cache, const StoredTile& tile, float* numbers,
+                               IntegerWeights& made) {
+  const int64_t groups = cache.dim / Codes::kGroup;
+  auto* const scales = reinterpret_cast<int16_t*>(numbers + groups * kTileTokens);
+  transpose_scales(cache, tile, numbers);
+  LeastScales least;
+  // A product of two integers of 15 bits is divided by 2^15.
+  const float unit = Codes::kUnit * 0x1p15f;
+  if (!make_integer_scales(numbers, groups, unit, scales, made.of_groups, least)) return false;
+  for (int64_t r = 0; r < rows.count; ++r) {
+    const float* const row = rows.scores + r * kTileTokens;
+    alignas(64) int16_t words[kTileTokens];
+    float factor;
+    if (!weight_factor(row, least, factor, made.units[r])) return false;
+    round_weights<false>(row, factor, nullptr, words);
+    for (int64_t g = 0; g < groups; ++g) {
+#pragma GCC unroll 4
+      for (int t = 0; t < kTileTokens; t += kWordLanes) {
+        const Shorts scale = load_shorts(scales + g * kTileTokens + t);
+        *reinterpret_cast<LooseShorts*>(words_of(made, g, r) + t) = multiply_fractions(load_shorts(words + t), scale);
       }
-    } else {
-      const IntVec rounded[2] = {nearest(low), nearest(high)};
-      if constexpr (Codes::kHasZeroPoints) {
-        excess = fma(to_floats(rounded[0]), load(zero_points + t), excess);
-        excess = fma(to_floats(rounded[1]), load(zero_points + t + kLanes), excess);
-      }
-      store_shorts(words_of(made, 0, r) + t, rounded[0], rounded[1]);
     }
   }
-  made.excess[r] = sum(excess);
+  return true;
 }
 
 // Makes the weights of `rows` integers. Returns false if a row has none.
 template <typename Codes>
 inline bool make_integer_weights(const HeadRows& rows, const Cache& cache, const StoredTile& tile,
                                  const Scratch& scratch, IntegerWeights& made) {
-  constexpr bool kGroups = kHasGroups<Codes>;
-  const int64_t groups = kGroups ? cache.dim / 16 : 1;
-  float* const scales = scratch.value + groups * kCodeRows * kTilePairs;
+  const int64_t groups = kHasGroups<Codes> ? cache.dim / 16 : 1;
   made.words = reinterpret_cast<int16_t*>(scratch.value);
-  made.of_groups = scales + groups * kTileTokens;
-  [[maybe_unused]] ScaleRange range;
-  if constexpr (kGroups) {
-    transpose_scales(cache, tile, scales);
-    range = divide_scales(scales, groups, Codes::kUnit, made.of_groups);
+  made.of_groups = scratch.value + groups * kCodeRows * kTilePairs;
+  if constexpr (kHasGroups<Codes>) {
+    return make_group_weights<Codes>(rows, cache, tile, made.of_groups + padded(groups), made);
   }
   alignas(64) float zero_points[kTileTokens];
   if constexpr (Codes::kHasZeroPoints) load_zero_points(tile, zero_points);
   for (int64_t r = 0; r < rows.count; ++r) {
     const float* const row = rows.scores + r * kTileTokens;
     float factor;
-    if constexpr (kGroups) {
-      if (!weight_factor(row, range, kLargestShort, factor, made.units[r])) return false;
-    } else if (!weight_factor(row, kLargestShort, factor, made.units[r])) {
-      return false;
-    }
-    round_weights<Codes>(row, r, factor, groups, scales, zero_points, made);
+    if (!weight_factor(row, kLargestShort, factor, made.units[r])) return false;
+    made.excess[r] = round_weights<Codes::kHasZeroPoints>(row, factor, zero_points, words_of(made, 0, r));
   }
   return true;
 }

@@ -1,4 +1,4 @@
-// Scores of few query rows from codes of keys, by products of pairs of bfloat16 (code_pairs.hpp).
+// Scores of few query rows from float8 codes of keys, by products of pairs of bfloat16 (code_pairs.hpp).
 //
 //   four keys   for each chunk of 128 dims, or of the last 64
 //                 lanes [key, row] += pairs of the key . pairs of the row
@@ -21,7 +21,7 @@ namespace {
 // Keys that are multiplied together, so that their sums do not wait for each other.
 constexpr int kPairKeys = 4;
 
-// The codes of keys of a format, and the size of their groups; 0 without groups.
+// The codes of keys of a format of 8 bits, and the size of their groups; 0 without groups.
 template <typename CodesOfFormat, int kSize>
 struct KeyCodes {
   using Codes = CodesOfFormat;
@@ -34,9 +34,6 @@ PC_FORCE_INLINE void with_key_pairs(Format format, Visit&& visit) {
   switch (format) {
     case Format::E5M2: return visit.template operator()<KeyCodes<BytePairs<Float8Unpacker<E5M2Code>>, 0>>();
     case Format::MXFP8: return visit.template operator()<KeyCodes<BytePairs<Float8Unpacker<E4M3Code>, true>, 32>>();
-    case Format::I4Token: return visit.template operator()<KeyCodes<NibblePairs<Int4Codes>, 0>>();
-    case Format::FP4Block16:
-    case Format::NVFP4: return visit.template operator()<KeyCodes<NibblePairs<E2M1Codes>, 16>>();
     default: return visit.template operator()<KeyCodes<BytePairs<Float8Unpacker<E4M3Code>>, 0>>();
   }
 }
@@ -119,17 +116,6 @@ void score_pairs_of(const StoredTile& tile, int64_t any_dim, const uint16_t* que
       for (int k = 0; k < kPairKeys; ++k) of_rows[r][k] = sums[k][r];
     }
     store_sums<R>(of_rows, scores + t);
-  }
-  if constexpr (Keys::Codes::kHasZeroPoints) {
-    float query_sums[R];
-    for (int r = 0; r < R; ++r) query_sums[r] = sum_query(query + r * kPairLanes, dim, R * kPairLanes);
-    for (int t = 0; t < kTileTokens; t += kLanes) {
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) {
-        float* const of_row = scores + r * kTileTokens + t;
-        store(of_row, fma(codes.zero_points(t), splat(-query_sums[r]), load(of_row)));
-      }
-    }
   }
 }
 
