@@ -346,7 +346,7 @@ def test_a_static_cache_checks_the_dim_in_numbers():
     with pytest.raises(ShapeError, match="heads of 32"):
         cache.update(0, key[..., :16], value, 0)
     mixed = StaticKVCache(spec_of((None, "int4_token")), max_length=8)
-    with pytest.raises(ShapeError, match="value has shape .*heads of 64"):
+    with pytest.raises(ShapeError, match=r"value has shape .*heads of 64"):
         mixed.update(0, key, value[..., :32], 0)
 
 
