@@ -418,10 +418,10 @@ def test_one_nan_code_makes_nan_only_of_what_it_is_part_of(format, dim, part, co
     np.testing.assert_allclose(case.run().astype(np.float32), expected, rtol=2e-2, atol=2e-2)
 
 
-@EVERY_ISA
 @pytest.mark.parametrize("heads", [6, 16])
 @pytest.mark.parametrize("format", ["fp4_block16", "nvfp4", "mxfp8"])
-def test_a_scale_that_is_nan_makes_nan_only_of_its_group(isa, format, heads):
+@on_every_isa
+def test_a_scale_that_is_nan_makes_nan_only_of_its_group(format, heads):
     shape = Shape(seq_lens=(130,), query_lens=(1,), heads=(heads, 2), dims=(128, 128), query_dtype="bfloat16")
     case = make_format_case(format, shape=shape)
     expected = case.run().astype(np.float32)
