@@ -243,12 +243,10 @@ inline void order_query(const Cache& cache, uint16_t* row, uint16_t* given) {
   order_queries<NibblePairs<Int4Codes>>(row, cache.dim, 1, given);
 }
 
-// The sum of the numbers of a query row, which has 32 of them in each `stride`.
-PC_FORCE_INLINE float sum_query(const uint16_t* row, int64_t dim, int64_t stride = kPairLanes) {
+// The sum of the numbers of a query row.
+PC_FORCE_INLINE float sum_query(const uint16_t* row, int64_t dim) {
   Vec lanes{};
-  for (int64_t d = 0; d < dim; d += kPairLanes, row += stride) {
-    lanes = dot(load_pairs(row), PairVec{} + 0x3f80, lanes);
-  }
+  for (int64_t d = 0; d < dim; d += kPairLanes) lanes = dot(load_pairs(row + d), PairVec{} + 0x3f80, lanes);
   return sum(lanes);
 }
 
