@@ -72,6 +72,7 @@ TEXT_MODELS: Mapping[str, str] = {
     "molmo2": "molmo2_text",
     "muse_glimmer": "muse_glimmer_text",
     "muse_spark": "muse_spark_text",
+    "openpangu_vl": "openpangu_dense",
     "paddleocr_vl": "paddleocr_vl_text",
     "phi3_v": "phi3",
     "phi4-siglip": "phi3",
@@ -146,7 +147,16 @@ THINKERS = frozenset({"qwen2_5_omni", "qwen3_asr", "qwen3_omni_moe"})
 FLAT = frozenset(
     {"deepseek_v41", "dots_ocr", "dots_vlm", "ernie4_5_moe_vl", "fuyu", "glm5_next", "hunyuan_vl", "isaac"}
     | {"Keye", "KeyeVL1_5", "llava_gemma", "llava_llama", "llava_mistral", "llava_mixtral", "llava_mpt", "llava_qwen"}
-    | {"llava_qwen3", "paddleocr_vl", "phi3_v", "phi4-siglip", "qwen2_vl", "qwen2_5_vl", "unlimited_ocr"}
+    | {
+        "llava_qwen3",
+        "openpangu_vl",
+        "paddleocr_vl",
+        "phi3_v",
+        "phi4-siglip",
+        "qwen2_vl",
+        "qwen2_5_vl",
+        "unlimited_ocr",
+    }
 )
 # Families that have grouped attention if their config has dims of 0 for latents or says `use_mla` false.
 WITHOUT_LATENTS: Mapping[str, str] = {"deepseek_v2": "deepseek"}

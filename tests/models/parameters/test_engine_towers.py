@@ -188,6 +188,21 @@ def test_pp_formulanet_has_the_tower_of_got_ocr(flags):
     assert sum(count_parameters(config, layers=range(n, n + 1)).total for n in range(2)) == total
 
 
+@pytest.mark.parametrize(("act", "read"), [("gelu", None), ("silu", [-1, -2, -4])])
+def test_openpangu_vl_reads_layers_of_its_tower(act, read):
+    vision = {"depth": 3, "hidden_size": 32, "intermediate_size": 40, "num_heads": 4, "patch_size": 4}
+    vision |= {"hidden_act": act, "out_hidden_size": 24, "mm_unit_vision_select_layer": read}
+    config = {**SMALL, "model_type": "openpangu_vl", "vision_config": vision}
+    layer = 4 * 33 * 32 + (1 + (act == "silu")) * 33 * 40 + 41 * 32 + 2 * 32
+    tower = 3 * layer + 2 * 3 * 4 * 4 * 32 + 32
+    projector = len(read or (0, 1)) * (32 + 129 * 128 + 129 * 24) + 25 * 64
+    text = count_parameters({**SMALL, "model_type": "openpangu_dense"}).total
+    assert count_parameters(config).total == text + tower + projector
+    other = config | {"text_config": SMALL | {"model_type": "openpangu_vl_text"}}
+    with pytest.raises(UnsupportedOption, match="openpangu_vl must be a openpangu_dense"):
+        specs_from_config(other)
+
+
 def test_eagle_2_5_has_a_siglip_without_a_head():
     config = {"model_type": "eagle_2_5_vl", "text_config": SMALL, "vision_config": SMALL_SIGLIP}
     projector = 2 * 128 + 129 * 64 + 65 * 64

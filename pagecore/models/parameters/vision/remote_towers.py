@@ -16,6 +16,7 @@ from pagecore.models.parameters.counting.tally import Tally
 from pagecore.models.parameters.vision.abstractor import add_abstractor
 from pagecore.models.parameters.vision.bagel import project_bagel
 from pagecore.models.parameters.vision.kanana import KANANA_SIZES, project_kanana
+from pagecore.models.parameters.vision.openpangu import OPENPANGU_SIZES, OPENPANGU_TOWER, project_openpangu
 from pagecore.models.parameters.vision.radio import RADIO_PROJECTORS, RADIO_TOWERS
 from pagecore.models.parameters.vision.special_towers import SPECIAL_TOWERS, TOWER_SIZES
 from pagecore.models.parameters.vision.timm_towers import TIMM_PROJECTORS, TIMM_TOWERS
@@ -189,6 +190,7 @@ REMOTE_SIZES: Mapping[str, Mapping[str, object]] = {
     **dict.fromkeys(("Keye", "KeyeVL1_5"), _KEYE),
     "deeplip_b_l": {**TOWER_SIZES["got_ocr2"], "downsample_channels": [512, 1024]},
     "kanana-1.5-v-visual-encoder": KANANA_SIZES,
+    "openpangu_vl": OPENPANGU_SIZES,
     "siglip_so400m_patch14_384": {"image_size": 384},
 }
 REMOTE_TOWERS: Mapping[str, Tower] = {
@@ -200,6 +202,7 @@ REMOTE_TOWERS: Mapping[str, Tower] = {
     **dict.fromkeys(("Keye", "KeyeVL1_5"), Tower(add_rest=_packed_positions)),
     "kanana-1.5-v-visual-encoder": TOWERS["qwen2_vl"],
     "minicpmv": TOWERS["idefics3_vision"],
+    "openpangu_vl": OPENPANGU_TOWER,
     "nvlm": replace(_INTERN, add_rest=_nvlm),
     "siglip_so400m_patch14_384": replace(
         TOWERS["siglip_vision_model"], layers="layers", hidden="width", width="", merge=2
@@ -218,6 +221,7 @@ REMOTE_PROJECTORS: Mapping[str, Projector] = {
     "kanana-1.5-v": project_kanana,
     "minicpmo": _resample,
     "minicpmv": _resample,
+    "openpangu_vl": project_openpangu,
     "phi3_v": _project_phi_3,
     "unlimited_ocr": _project_unlimited,
 }
