@@ -93,7 +93,7 @@ UNATTENDED_TYPES: Mapping[str, str] = {
     **dict.fromkeys(("deepseek_v4", "deepseek_v41", "deepseek_v41_text"), "attention to compressed keys"),
     **dict.fromkeys(("inkling2", "inkling2_text", "inkling_mm_model", "inkling_model", "inkling_text"), _CONVOLVED),
     **dict.fromkeys(("git", "moondream3", "moondream3_text"), _IMAGES),
-    **dict.fromkeys(("llada2_moe", "sdar", "sdar_moe"), _DENOISED),
+    **dict.fromkeys(("Dream", "llada2_moe", "sdar", "sdar_moe"), _DENOISED),
     **dict.fromkeys(("unlimited_ocr", "unlimited_ocr_text"), "windows next to a prompt that all queries attend to"),
     "diffllama": "differential attention",
     "doge": "attention with a dynamic mask that is computed from the values",

@@ -165,9 +165,11 @@ def test_layers_of_another_kind_are_refused():
         specs_from_config({"model_type": "jet_nemotron", **SMALL, "layer_types": ["mamba"] * 8})
 
 
-@pytest.mark.parametrize("model_type", ["diffllama", "doge", "git", "idefics", "moondream3", "paligemma", "sdar"])
+@pytest.mark.parametrize(
+    "model_type", ["Dream", "diffllama", "doge", "git", "idefics", "moondream3", "paligemma", "sdar"]
+)
 def test_layers_that_are_stored_may_have_an_attention_that_no_spec_describes(model_type):
     assert unsupported_layers(model_type, lambda _name: None)
     if model_type not in ("moondream3", "paligemma"):
-        heads = SMALL if model_type in ("diffllama", "doge", "sdar") else SMALL | {"num_key_value_heads": 8}
+        heads = SMALL if model_type in ("Dream", "diffllama", "doge", "sdar") else SMALL | {"num_key_value_heads": 8}
         assert len(specs_from_config({"model_type": model_type, **heads})) == 8

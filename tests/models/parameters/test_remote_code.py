@@ -233,6 +233,7 @@ def test_tables_of_ngrams_are_counted():
 @pytest.mark.parametrize(
     ("model_type", "kin"),
     [
+        ("Dream", "qwen2"),
         ("sdar", "qwen3"),
         ("sdar_moe", "qwen3_moe"),
         ("interns1_pro_text", "qwen3_moe"),

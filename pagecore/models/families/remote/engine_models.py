@@ -1,6 +1,6 @@
-"""Families that vLLM or SGLang serve and transformers does not have, without states.
+"""Families that vLLM or SGLang serve and transformers does not have, without states, and Dream.
 
-Source: the models of vLLM and SGLang.
+Source: the models of vLLM and SGLang, and the modeling file of Dream-org/Dream-v0-Instruct-7B.
 """
 
 from __future__ import annotations
@@ -139,6 +139,7 @@ _MOONDREAM_NAMES = {
 
 ENGINE_MODELS: Mapping[str, Family] = {
     **dict.fromkeys(("k2_horizon", "llada2_moe", "param2moe", "sdar", "sdar_moe", "teleflm", "xllm"), Family(GROUPED)),
+    "Dream": SLIDING_WINDOWS["qwen2"],
     "domyn_edge": Family(
         {**GROUPED, "window_sizes": None, "per_layer_config": None}, windows=_windows_of_domyn, heads=heads_of_layer
     ),

@@ -70,6 +70,7 @@ def _kimi_audio(fields: Fields) -> Settled:
 
 
 ENGINE_MODELS: Mapping[str, Traits] = {
+    "Dream": SLIDING_WINDOWS["qwen2"],
     "diffllama": biased_traits(settle=_diffllama),
     "doge": biased_traits(qk_norm="head", mlp_bias="mlp_bias", settle=_doge, defaults={"is_moe": False}),
     "interns1_pro_text": QWEN_3_MOE,
