@@ -234,5 +234,6 @@ def test_encoder_outputs_of_cross_attention_count_once_for_a_digest():
         scheduler.commit(step)
         scheduler.accept(step, np.full(len(step.outputs), 5))
     assert found == [[0, 1, 2], [0, 1, 2, 3]]
-    with pytest.raises(RequestError, match="encoder output of 18 tokens; a step may compute 17"):
-        Transcriber(max_encoder_tokens=17).add(0, [1], 1, cross_tokens=18)
+    for options in ({"cross_tokens": 18}, {"cross_tokens": 15, "spans": [(0, 3, b"cat"), (9, 40, b"dog")]}):
+        with pytest.raises(RequestError, match="needs 18 encoder tokens in one step; a step may compute 17"):
+            Transcriber(max_encoder_tokens=17).add(0, [1, 2, 3], 1, **options)

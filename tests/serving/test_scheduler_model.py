@@ -126,7 +126,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if request.num_slots > limits[0] or samples > limits[1]:
                 return
             if longest_span(spans, prompt) > (self.encoder or prompt):
-                with pytest.raises(RequestError, match=f"an encoder output of {longest_span(spans, prompt)} tokens"):
+                with pytest.raises(RequestError, match=f"needs {longest_span(spans, prompt)} encoder tokens"):
                     self.scheduler.add(request)
                 return
             self.number += 1

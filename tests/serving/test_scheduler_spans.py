@@ -305,7 +305,7 @@ def test_without_kept_outputs_each_part_of_a_span_counts():
 
 def test_an_encoder_output_above_the_budget_is_refused():
     scheduler = make(max_encoder_tokens=10, embeddings={b"cat"})
-    with pytest.raises(RequestError, match="encoder output of 11 tokens; a step may compute 10: raise max_encoder_tok"):
+    with pytest.raises(RequestError, match="needs 11 encoder tokens in one step; a step may compute 10: raise max_enc"):
         scheduler.add(Request(0, PROMPT, 1, spans=[(13, 99, b"cat")]))
     assert not scheduler.waiting
     for options, error in [

@@ -119,11 +119,14 @@ class Limits:
             )
 
     def check_encoder(self, request: Request) -> None:
-        """Raise `RequestError` for an encoder output that no step may compute."""
-        longest = max(longest_span(request.spans or (), len(request.prompt)), request.cross_tokens or 0)
-        if self.encoder_tokens is not None and longest > self.encoder_tokens:
+        """Raise `RequestError` for encoder outputs that no step may compute.
+
+        The first step of a request computes what cross attention reads, and may begin with the longest span.
+        """
+        needed = longest_span(request.spans or (), len(request.prompt)) + (request.cross_tokens or 0)
+        if self.encoder_tokens is not None and needed > self.encoder_tokens:
             raise RequestError(
-                f"request {request.id} has an encoder output of {longest} tokens; a step may compute "
+                f"request {request.id} needs {needed} encoder tokens in one step; a step may compute "
                 f"{self.encoder_tokens}: raise max_encoder_tokens, or split the image or the audio"
             )
 

@@ -135,7 +135,7 @@ def _end_outside(spans: Spans, computed: int, end: int, length: int) -> int:
 
 def longest_span(spans: Spans, length: int) -> int:
     """Return the most tokens that a span has in a prompt of `length` tokens."""
-    return max((min(last, length) - first for first, last, _ in spans), default=0)
+    return max((min(last, length) - first for first, last, _ in spans if first < length), default=0)
 
 
 def choose_parts(
