@@ -128,7 +128,8 @@ def test_verification_fails_when_a_cached_state_is_overwritten(monkeypatch):
     def careless(self, tokens, **options):
         sequence = add(self, tokens, **options)
         if sequence.num_cached_tokens:
-            self.plane("temporal", 0).numpy()[1:] *= 0.5
+            with np.errstate(invalid="ignore"):  # slots that were never written may be signalling NaNs
+                self.plane("temporal", 0).numpy()[1:] *= 0.5
         return sequence
 
     monkeypatch.setattr(PagedKVCache, "add_sequence", careless)
