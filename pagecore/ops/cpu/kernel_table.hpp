@@ -77,6 +77,7 @@ struct AttentionBatch {
   // A selection: lists [num_sequences, key heads, width], ascending, and their lengths; null without one.
   const int32_t* selected = nullptr;
   const int32_t* selected_counts = nullptr;
+  const int32_t* sealed_lens = nullptr;  // [num_sequences]; null without sealed blocks
 };
 
 // Scratch memory of one pass: `heads` key heads with `rows` query rows each.
@@ -98,8 +99,9 @@ struct Scratch {
   float* factor;  // [heads, rows], rescales older sums to a tile's new maximum
   int32_t* low;   // [rows]; row r attends to keys [low[r], high[r]) of the tile
   int32_t* high;
-  uint8_t* keep;       // [queries, 64], mask over the tile
-  uint16_t* unpacked;  // [64, unpacked_stride of the wider dim], keys or values of a quantised tile
+  uint8_t* keep;  // [queries, 64], mask over the tile
+  // [64, unpacked_stride of the wider dim], keys or values of a quantised tile; float32 with sealed blocks
+  uint16_t* unpacked;
   // Empty if rows > kCodeRows.
   int16_t* query_integers;   // [heads, rows, integer_padded dim]
   IntegerRow* integer_rows;  // [heads, rows]
@@ -135,7 +137,7 @@ PC_FORCE_INLINE int64_t carve(uintptr_t base, int64_t heads, int64_t rows, int64
   scratch.high = reinterpret_cast<int32_t*>(take(rows));
   scratch.keep = reinterpret_cast<uint8_t*>(take(rows * kTileTokens / 4));
   scratch.unpacked =
-      reinterpret_cast<uint16_t*>(take(kTileTokens * unpacked_stride(dim > value_dim ? dim : value_dim) / 2));
+      reinterpret_cast<uint16_t*>(take(kTileTokens * unpacked_stride(dim > value_dim ? dim : value_dim)));
   const int64_t few = rows <= kCodeRows ? all : 0;
   scratch.query_integers = reinterpret_cast<int16_t*>(take(few * integer_padded(dim) / 2));
   scratch.integer_rows = reinterpret_cast<IntegerRow*>(take(few * 2));

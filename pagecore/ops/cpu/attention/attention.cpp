@@ -141,6 +141,7 @@ AttentionBatch kernel_batch(const AttentionArgs& args, const PlanView& plan, Att
   batch.cu_query_lens = work.batch.cu_query_lens();
   batch.seq_lens = work.batch.seq_lens();
   batch.rows = work.batch.rows();
+  batch.sealed_lens = work.batch.sealed_lens();
   batch.mask_starts = work.batch.mask_starts();
   batch.tree_positions = work.batch.tree_positions();
   batch.selected = work.batch.selected();

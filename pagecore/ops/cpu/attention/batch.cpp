@@ -48,6 +48,7 @@ void CheckedBatch::check_lists(const AttentionArgs& args) {
   check_queries(args);
   check_lengths(args);
   check_rows(args);
+  check_sealed(args);
   check_mask(args);
   check_tree(args);
   check_selection(args);
@@ -153,9 +154,13 @@ void CheckedBatch::check_blocks(const AttentionArgs& args, int64_t sequence) con
 void CheckedBatch::check_range(const AttentionArgs& args, int64_t sequence, const KeyRange& keys) const {
   if (keys.begin == keys.end) return;
   const auto at = static_cast<size_t>(sequence);
-  const int64_t size = args.key.block_size, limit = std::min(args.key.num_blocks, args.value.num_blocks);
-  const int64_t first = keys.begin / size, last = (keys.end - 1) / size;
-  const Indices blocks = args.table.row(rows_[at]);
+  const int64_t sealed = has_sealed_ ? sealed_lens_[at] : 0;
+  if (keys.begin < sealed && sealed < keys.end) {
+    check_range(args, sequence, {keys.begin, sealed});
+    return check_range(args, sequence, {sealed, keys.end});
+  }
+  const auto [blocks, limit, name] = blocks_of(args, sequence, keys.begin);
+  const int64_t size = args.key.block_size, first = keys.begin / size, last = (keys.end - 1) / size;
   if (blocks.wide ? all_below<int64_t>(blocks, first, last + 1, limit)
                   : all_below<int32_t>(blocks, first, last + 1, limit)) {
     return;
@@ -165,7 +170,7 @@ void CheckedBatch::check_range(const AttentionArgs& args, int64_t sequence, cons
     if (block >= 0 && block < limit) continue;
     // Kernels read block 0 in place of a block that the mask hides, which requires the cache to have a block.
     if (limit > 0 && args.mask_size >= 0 && !attended(args, sequence, i * size, (i + 1) * size)) continue;
-    fail(ErrorKind::InvalidBlock, "block_table[", rows_[at], ", ", i, "] is ", block, " and the cache has ", limit,
+    fail(ErrorKind::InvalidBlock, name, "[", rows_[at], ", ", i, "] is ", block, " and the cache has ", limit,
          " blocks; sequence ", sequence, " attends to it");
   }
 }

@@ -29,6 +29,8 @@ class CheckedBatch {
   [[nodiscard]] const int32_t* seq_lens() const { return seq_lens_.data(); }
   [[nodiscard]] const int32_t* rows() const { return rows_.data(); }
   [[nodiscard]] const int64_t* mask_starts() const { return mask_starts_.data(); }
+  // Tokens of each sequence in sealed blocks; null without any.
+  [[nodiscard]] const int32_t* sealed_lens() const { return has_sealed_ ? sealed_lens_.data() : nullptr; }
   // Position of each token of a tree; null without one.
   [[nodiscard]] const int32_t* tree_positions() const { return has_tree_ ? tree_positions_.data() : nullptr; }
   // [sequence, key head, width] and [sequence, key head]; null without a selection.
@@ -38,9 +40,18 @@ class CheckedBatch {
   [[nodiscard]] const int32_t* num_keys() const { return has_selection_ ? num_keys_.data() : seq_lens_.data(); }
 
  private:
+  // The row of the table that has the token at a position, and the number of blocks of its cache.
+  struct BlockList {
+    Indices blocks;
+    int64_t limit;
+    const char* name;
+  };
+
+  [[nodiscard]] BlockList blocks_of(const AttentionArgs& args, int64_t sequence, int64_t position) const;
   void check_queries(const AttentionArgs& args);
   void check_lengths(const AttentionArgs& args);
   void check_rows(const AttentionArgs& args);
+  void check_sealed(const AttentionArgs& args);
   void check_mask(const AttentionArgs& args);
   void check_tree(const AttentionArgs& args);
   void check_tree_token(const AttentionArgs& args, int64_t sequence, int64_t index);
@@ -55,6 +66,8 @@ class CheckedBatch {
   std::vector<int32_t> cu_query_lens_;
   std::vector<int32_t> seq_lens_;
   std::vector<int32_t> rows_;
+  bool has_sealed_ = false;
+  std::vector<int32_t> sealed_lens_;
   std::vector<int64_t> mask_starts_;
   bool has_tree_ = false;
   std::vector<int32_t> tree_positions_;

@@ -61,20 +61,19 @@ void CheckedBatch::check_selected(const AttentionArgs& args, int64_t sequence, i
 void CheckedBatch::check_selected_blocks(const AttentionArgs& args, int64_t sequence, const KeyRange& keys) const {
   const auto at = static_cast<size_t>(sequence);
   const int64_t size = args.key.block_size, unit = args.selection.unit;
-  const int64_t limit = std::min(args.key.num_blocks, args.value.num_blocks);
-  const Indices blocks = args.table.row(rows_[at]);
   for (int64_t head = 0; head < args.key.num_heads; ++head) {
     const int64_t list = sequence * args.key.num_heads + head;
     const int32_t* entries = selected_.data() + list * args.selection.width;
     for (int32_t i = 0; i < selected_counts_[static_cast<size_t>(list)]; ++i) {
       const int64_t first = entries[i] * unit;
       if (first >= keys.end || first + unit <= keys.begin) continue;
+      const auto [blocks, limit, name] = blocks_of(args, sequence, first);
       const int64_t block = blocks.at(first / size);
       if (block >= 0 && block < limit) continue;
       // As without a selection, a block that the mask hides is not read.
       if (limit > 0 && args.mask_size >= 0 && !attended(args, sequence, first, first + unit)) continue;
-      fail(ErrorKind::InvalidBlock, "block_table[", rows_[at], ", ", first / size, "] is ", block,
-           " and the cache has ", limit, " blocks; head ", head, " of sequence ", sequence, " selects it");
+      fail(ErrorKind::InvalidBlock, name, "[", rows_[at], ", ", first / size, "] is ", block, " and the cache has ",
+           limit, " blocks; head ", head, " of sequence ", sequence, " selects it");
     }
   }
 }

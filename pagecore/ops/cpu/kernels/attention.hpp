@@ -47,7 +47,7 @@ class ItemPass {
         batch_(batch),
         selected_(selected_keys(args, batch, item.sequence, head_begin)),
         item_(selected_.entries == nullptr ? item : selected_item(args, batch, item, selected_)),
-        blocks_(args.table.row(batch.rows[item.sequence])),
+        blocks_(args, batch, item.sequence),
         head_begin_(head_begin),
         head_count_(head_count),
         group_(args.query.num_heads / args.key.num_heads),
@@ -55,8 +55,8 @@ class ItemPass {
         value_stride_(padded(args.value.dim)),
         visible_(args, batch, item, group_),
         pairs_(takes_pairs() && multiplies_pairs(args.key) && multiplies_pairs(args.value)),
-        keys_(args.key, batch, head_begin, pairs_, products_with(args.key)),
-        values_(args.value, batch, head_begin, pairs_, products_with(args.value)),
+        keys_(args.key, args.sealed.key, true, batch, head_begin, pairs_, products_with(args.key)),
+        values_(args.value, args.sealed.value, false, batch, head_begin, pairs_, products_with(args.value)),
         packed_(keys_.packs() || values_.packs() || keys_.products() != CodeProducts::None ||
                 values_.products() != CodeProducts::None || batch.invariant || rows_ >= kPackRows ||
                 args.mask != nullptr || !is_whole(args.key.dim) || !is_whole(args.value.dim)),
@@ -65,7 +65,7 @@ class ItemPass {
         query_stride_(pairs_            ? pair_padded(args.key.dim)
                       : scores_floats() ? unpacked_stride(args.key.dim)
                                         : padded(args.key.dim)),
-        streams_(order_for(keys_.stored_bytes(), keys_.by_pages())) {
+        streams_(batch.sealed_lens != nullptr ? kNatural : order_for(keys_.stored_bytes(), keys_.by_pages())) {
     carve(reinterpret_cast<uintptr_t>(memory), head_count, rows_, args.key.dim, args.value.dim, scratch_);
   }
 
@@ -84,7 +84,7 @@ class ItemPass {
  private:
   // True if the call multiplies pairs of bfloat16. Softmax weights are then rounded to bfloat16, as the output is.
   [[nodiscard]] bool takes_pairs() const {
-    return kHasPairs && batch_.multiplies_pairs && args_.query.type == Float::BF16 &&
+    return kHasPairs && batch_.multiplies_pairs && batch_.sealed_lens == nullptr && args_.query.type == Float::BF16 &&
            number_type(args_.key) == Float::BF16 && number_type(args_.value) == Float::BF16 &&
            args_.out.type == Float::BF16;
   }
@@ -436,7 +436,7 @@ class ItemPass {
   const AttentionBatch& batch_;
   SelectedKeys selected_;  // of the pass's only head; absent: all keys
   PcWorkItem item_;        // with a selection, its keys count in the head's list
-  Indices blocks_;
+  SequenceBlocks blocks_;
   int64_t head_begin_, head_count_;
   int64_t group_;
   int64_t rows_;  // of one head

@@ -2,7 +2,7 @@
 //
 // Plain rows are read where they are. Rows of a quantised cache are unpacked to bfloat16, a tile of a head at a time,
 // into memory that stays in L1; or, where pairs of bfloat16 are multiplied, packed as a panel of pairs. Few query rows
-// are multiplied with the codes.
+// are multiplied with the codes. With sealed blocks, all rows are unpacked to float32.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/codes/accumulate_codes_amx.hpp"
@@ -11,6 +11,7 @@
 #include "pagecore/ops/cpu/kernels/codes/pack_key_codes.hpp"
 #include "pagecore/ops/cpu/kernels/codes/pack_value_codes.hpp"
 #include "pagecore/ops/cpu/kernels/codes/score_codes_amx.hpp"
+#include "pagecore/ops/cpu/kernels/codes/unpack_sealed.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 namespace {
@@ -23,8 +24,11 @@ PC_FORCE_INLINE Float number_type(const Cache& cache) { return is_plain(cache) ?
 
 class CacheRows {
  public:
-  CacheRows(const Cache& cache, const AttentionBatch& batch, int64_t head_begin, bool pairs, CodeProducts products)
+  CacheRows(const Cache& cache, const SealedPlane& sealed, bool is_key, const AttentionBatch& batch, int64_t head_begin,
+            bool pairs, CodeProducts products)
       : cache_(cache),
+        sealed_(sealed),
+        is_key_(is_key),
         tables_(*batch.code_tables),
         head_begin_(head_begin),
         reads_by_pages_(kReadsByPages && batch.multiplies_pairs),
@@ -32,15 +36,16 @@ class CacheRows {
         products_(products),
         row_bytes_(row_bytes(cache)),
         stride_(unpacked_stride(cache.dim)) {
-    if (is_plain(cache)) return;
+    if (is_plain(cache) && !has_sealed()) return;
+    const int64_t size = has_sealed() ? 4 : 2;
     for (int t = 0; t < kTileTokens; ++t) {
-      offsets_[t] = t * stride_ * static_cast<int64_t>(sizeof(uint16_t));
+      offsets_[t] = t * stride_ * size;
       factors_[t] = 0.0f;
     }
   }
 
   // The type of the numbers that read() returns.
-  [[nodiscard]] Float type() const { return number_type(cache_); }
+  [[nodiscard]] Float type() const { return has_sealed() ? Float::F32 : number_type(cache_); }
   [[nodiscard]] int64_t stored_bytes() const { return row_bytes_; }
   // True if the rows of a head are read page by page (prefetch.hpp).
   [[nodiscard]] bool by_pages() const {
@@ -52,6 +57,11 @@ class CacheRows {
   // unpacking prefetches `next_rows` and clears it.
   TokenRows read(const RowOffsets& places, int64_t head, const TileUse& use, NextRows& next_rows,
                  uint16_t* memory) const {
+    if (has_sealed()) {
+      auto* const rows = reinterpret_cast<float*>(memory);
+      unpack_sealed(sealed_, is_key_, cache_, places, head_begin_ + head, use, rows, stride_);
+      return {reinterpret_cast<const char*>(rows), offsets_};
+    }
     const TokenRows stored = codes_of(places, head);
     if (is_plain(cache_)) return stored;
     unpack_rows(cache_, tables_, stored, scales_of(places, head), use, next_rows, memory, stride_);
@@ -105,12 +115,13 @@ class CacheRows {
 
   // The rows of `head` for the kernels to prefetch.
   [[nodiscard]] NextRows next(const RowOffsets& places, int64_t head) const {
+    if (has_sealed()) return {};
     return {0, codes_of(places, head), row_bytes_, scales_of(places, head)};
   }
 
   // The rows of the head after `head`, whose rows are in use.
   [[nodiscard]] NextRows next_head(const RowOffsets& places, int64_t head) const {
-    if (is_plain(cache_)) return {cache_.head_stride, {}, 0, {}, by_pages()};
+    if (is_plain(cache_) && !has_sealed()) return {cache_.head_stride, {}, 0, {}, by_pages()};
     return next(places, head + 1);
   }
 
@@ -135,6 +146,7 @@ class CacheRows {
   }
 
  private:
+  [[nodiscard]] bool has_sealed() const { return sealed_.words != nullptr; }
   [[nodiscard]] bool has_token_factors() const {
     return cache_.format == Format::E4M3Token || cache_.format == Format::I8Token || cache_.format == Format::I4Token;
   }
@@ -169,6 +181,8 @@ class CacheRows {
   }
 
   const Cache& cache_;
+  const SealedPlane& sealed_;
+  const bool is_key_;
   const CodeTables& tables_;
   const int64_t head_begin_;
   const bool reads_by_pages_;

@@ -60,7 +60,7 @@ PC_FORCE_INLINE void copy_selected_place(Tile& tile, int from, int to) {
 }
 
 // locate() in the head's list.
-inline void locate_selected(const AttentionArgs& args, const Indices& blocks, const SelectedKeys& keys,
+inline void locate_selected(const AttentionArgs& args, const SequenceBlocks& blocks, const SelectedKeys& keys,
                             const PcWorkItem& item, int64_t position, Tile& tile) {
   begin_tile(args, item, position, tile);
   tile.is_selected = true;
@@ -69,7 +69,7 @@ inline void locate_selected(const AttentionArgs& args, const Indices& blocks, co
   for (int t = tile.first; t < tile.last; ++entry, within = 0) {
     const int64_t at = keys.entries[entry] * keys.unit + within, block = at / args.key.block_size;
     const int end = run_end(tile, t, keys.unit - within);
-    place_rows(args, blocks.at(block), at - block * args.key.block_size, t, end, tile);
+    place_in_block(args, blocks, block, at - block * args.key.block_size, t, end, tile);
     for (int i = t; i < end; ++i) tile.positions[i] = static_cast<int32_t>(at + i - t);
     t = end;
   }

@@ -39,10 +39,26 @@ PC_FORCE_INLINE const Order& order_for(int64_t row_bytes, bool by_pages) {
   return row_bytes <= 256 ? kStreamsOfTwo : kStreamsOfOne;
 }
 
-// Offsets of the rows of a tile, of their codes and of their scales. Plain rows have no scales.
+// Offsets of the rows of a tile, of their codes and of their scales. Plain rows have no scales. The first `num_sealed`
+// tokens are in sealed blocks: their entries in `codes` are slots, block * block_size + offset.
 struct RowOffsets {
   int64_t codes[kTileTokens];
   int64_t scales[kTileTokens];
+  int num_sealed;
+};
+
+// The blocks of a sequence. Sealed blocks have its first `sealed_len` tokens.
+struct SequenceBlocks {
+  Indices blocks;
+  Indices sealed;
+  int64_t sealed_len = 0;
+
+  PC_FORCE_INLINE SequenceBlocks(const AttentionArgs& args, const AttentionBatch& batch, int64_t sequence)
+      : blocks(args.table.row(batch.rows[sequence])) {
+    if (batch.sealed_lens == nullptr) return;
+    sealed = args.sealed.table.row(batch.rows[sequence]);
+    sealed_len = batch.sealed_lens[sequence];
+  }
 };
 
 // One tile of keys: positions start .. start + 64, of which the item covers [first, last). Offsets are relative to a
@@ -130,11 +146,30 @@ PC_FORCE_INLINE void place_rows(const AttentionArgs& args, int64_t named, int64_
   place(value.scales.block_stride, value.scales.token_stride, tile.values.scales);
 }
 
+// place_rows() for a sealed block.
+PC_FORCE_INLINE void place_sealed(const AttentionArgs& args, int64_t named, int64_t within, int t, int end,
+                                  Tile& tile) {
+  const int64_t id = named >= 0 && named < args.sealed.num_blocks ? named : 0;
+  const int64_t slot = id * args.key.block_size + within;
+  for (int i = t; i < end; ++i) tile.keys.codes[i] = tile.values.codes[i] = slot + i - t;
+  tile.keys.num_sealed = tile.values.num_sealed = end;
+}
+
+// Places rows [t, end) of a tile in the block at `index` of a sequence, from offset `within` on.
+PC_FORCE_INLINE void place_in_block(const AttentionArgs& args, const SequenceBlocks& blocks, int64_t index,
+                                    int64_t within, int t, int end, Tile& tile) {
+  if (index * args.key.block_size < blocks.sealed_len) {
+    return place_sealed(args, blocks.sealed.at(index), within, t, end, tile);
+  }
+  place_rows(args, blocks.blocks.at(index), within, t, end, tile);
+}
+
 // Begins the tile of `position`: the part of it that the item covers, in natural order.
 PC_FORCE_INLINE void begin_tile(const AttentionArgs& args, const PcWorkItem& item, int64_t position, Tile& tile) {
   tile.start = position / kTileTokens * kTileTokens;
   tile.order = &kNatural;
   tile.is_selected = false;
+  tile.keys.num_sealed = tile.values.num_sealed = 0;
   tile.has_scales = args.key.scales.data != nullptr || args.value.scales.data != nullptr;
   const int64_t end = tile.start + kTileTokens;
   tile.first = static_cast<int>(item.key_begin > tile.start ? item.key_begin - tile.start : 0);
@@ -147,7 +182,7 @@ PC_FORCE_INLINE int run_end(const Tile& tile, int t, int64_t count) {
 }
 
 // Locates the tile of `position`, in natural order. Indices outside [first, last) repeat the nearest index inside.
-inline void locate(const AttentionArgs& args, const Indices& blocks, const PcWorkItem& item, int64_t position,
+inline void locate(const AttentionArgs& args, const SequenceBlocks& blocks, const PcWorkItem& item, int64_t position,
                    Tile& tile) {
   begin_tile(args, item, position, tile);
   const int64_t size = args.key.block_size;
@@ -155,7 +190,7 @@ inline void locate(const AttentionArgs& args, const Indices& blocks, const PcWor
   int64_t within = tile.start + tile.first - block * size;
   for (int t = tile.first; t < tile.last; ++block, within = 0) {
     const int end = run_end(tile, t, size - within);
-    place_rows(args, blocks.at(block), within, t, end, tile);
+    place_in_block(args, blocks, block, within, t, end, tile);
     t = end;
   }
   for (int t = 0; t < tile.first; ++t) copy_place(tile, tile.first, t);
