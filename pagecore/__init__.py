@@ -59,6 +59,7 @@ from pagecore.index import (
 from pagecore.lazy import lazy_names
 from pagecore.ops import (
     AttentionPlan,
+    SealedBlocks,
     copy_blocks,
     debug,
     dequantize,
@@ -77,6 +78,7 @@ from pagecore.ops import (
     scatter_blocks,
     score_blocks,
     score_tokens,
+    seal_kv,
     select,
     select_topk,
     slots_of,
@@ -144,6 +146,7 @@ __all__ = [
     "RadixTree",
     "RequestTable",
     "RowSpec",
+    "SealedBlocks",
     "Sequence",
     "ShapeError",
     "SlotAllocator",
@@ -187,6 +190,7 @@ __all__ = [
     "scatter_blocks",
     "score_blocks",
     "score_tokens",
+    "seal_kv",
     "select",
     "select_topk",
     "set_isa",

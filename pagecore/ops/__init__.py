@@ -1,8 +1,9 @@
 """Functions on arrays: write to a paged cache, attend to it, copy its blocks, merge partial attention, quantise."""
 
 from pagecore.ops.arguments._arguments import tree_mask
+from pagecore.ops.arguments.sealed_blocks import SealedBlocks
 from pagecore.ops.attention._attention import merge_attention, paged_attention, pages_from_table, table_from_pages
-from pagecore.ops.codecs._codecs import dequantize, dequantize_state, quantize, quantize_state, transfer_blocks
+from pagecore.ops.codecs._codecs import dequantize, dequantize_state, quantize, quantize_state, seal_kv, transfer_blocks
 from pagecore.ops.index_checks._index_checks import debug
 from pagecore.ops.latent._latent import (
     gather_latent,
@@ -19,6 +20,7 @@ from pagecore.ops.sparse._sparse import score_blocks, score_tokens, select
 
 __all__ = [
     "AttentionPlan",
+    "SealedBlocks",
     "copy_blocks",
     "debug",
     "dequantize",
@@ -37,6 +39,7 @@ __all__ = [
     "scatter_blocks",
     "score_blocks",
     "score_tokens",
+    "seal_kv",
     "select",
     "select_topk",
     "slots_of",

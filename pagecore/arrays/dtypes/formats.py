@@ -75,10 +75,18 @@ def _formats() -> dict[str, Format]:
 
 FORMATS: Mapping[str, Format] = MappingProxyType(_formats())
 
+# Bits of a code of the formats that quantise keys by channel, and so whole groups of tokens at once (KIVI).
+SEALED_FORMATS: Mapping[str, int] = MappingProxyType({"kivi2": 2, "kivi4": 4})
+
 
 def as_format(name: object, option: str = "format") -> Format:
     """Return the format of a name; raise UnsupportedOption, with the list, for any other value of the option."""
     found = FORMATS.get(name) if isinstance(name, str) else None
+    if found is None and isinstance(name, str) and name in SEALED_FORMATS:
+        raise UnsupportedOption(
+            f"format is {name!r}, which quantises whole blocks: call seal_kv for arrays of your own; caches and writes "
+            f"of tokens take {', '.join(FORMATS)}"
+        )
     if found is None:
         raise UnsupportedOption(f"{option} is {shown(name)}; use one of {', '.join(FORMATS)}")
     return found

@@ -2,7 +2,7 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from pagecore.arrays.tensors._tensor cimport Tensor, size_of
 from pagecore.ops.args cimport Cache, Format, cache_array
-from pagecore.ops.cpu.args cimport Selection, Tree
+from pagecore.ops.cpu.args cimport SealedBlocks, Selection, Tree
 
 
 # checks.pxi: checks of arrays. `name` is that of the argument, for messages.
@@ -280,3 +280,29 @@ cdef int read_reach(object window, object chunk, int64_t* left, int64_t* right) 
 cdef object chunk_of(int64_t left)
 # The number of sink tokens of a window whose left side is `left`; 0 for None.
 cdef int64_t read_sink_tokens(object sink_tokens, object chunk, int64_t left) except -1
+
+
+# sealed.pxi: sealed blocks as arguments.
+
+# Checked codes and scales of sealed blocks, and their arguments for the kernels.
+cdef class Sealed:
+    cdef Tensor key
+    cdef Tensor value
+    cdef Tensor key_scale
+    cdef Tensor value_scale
+    cdef Tensor table  # None outside of attention, as is `lens`
+    cdef Tensor lens
+    cdef SealedBlocks blocks
+
+    # UnsupportedOption if a written array shares memory with any of them.
+    cdef int check_apart_from(self, Tensor written) except -1
+
+
+# Codes and scales next to plain caches of the newest tokens, on the host.
+cdef Sealed sealed_planes(
+    object key, object value, object key_scale, object value_scale, Tensor newest_key, Tensor newest_value,
+    const Place* place)
+
+# The argument `sealed` of attention; None for None.
+cdef Sealed read_sealed(
+    object sealed, Tensor newest_key, Tensor newest_value, int64_t num_sequences, int64_t num_rows, const Place* place)

@@ -8,7 +8,7 @@ from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport Format
 from pagecore.ops.arguments._overlap cimport are_nested, check_apart, check_own_elements, range_of, ranges_meet
 
-from pagecore.arrays.dtypes.formats import FORMATS
+from pagecore.arrays.dtypes.formats import FORMATS, SEALED_FORMATS, as_format
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption, shown
 
 # The table by the numbers of the enum; a format without stored scales has NO_SCALES.
@@ -104,6 +104,8 @@ cdef Format named_format(object name, bint* four_over_six) except *:
     four_over_six[0] = isinstance(name, str) and name == FOUR_OVER_SIX
     if four_over_six[0]:
         return Format.NVFP4
+    if isinstance(name, str) and name in SEALED_FORMATS:
+        as_format(name)  # raises
     if not isinstance(name, str) or name not in NAMES[1:]:
         raise UnsupportedOption(f"format is {shown(name)}; use one of {', '.join((*NAMES[1:], FOUR_OVER_SIX))}")
     return <Format><int>NAMES.index(name)

@@ -1,6 +1,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from pagecore.ops.arguments.sealed_blocks import SealedBlocks
 from pagecore.ops.planning._plan import AttentionPlan
 
 def paged_attention(
@@ -31,6 +32,7 @@ def paged_attention(
     value_scale: Any = None,
     key_global_scale: float = 1.0,
     value_global_scale: float = 1.0,
+    sealed: SealedBlocks | None = None,
     out: Any = None,
     return_lse: bool = False,
     plan: AttentionPlan | None = None,

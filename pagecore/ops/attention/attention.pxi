@@ -7,6 +7,7 @@ from pagecore.arrays.dtypes.codes cimport CPU, FLOAT32
 from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.arguments._arguments cimport (
     Place,
+    Sealed,
     Selected,
     StoredCache,
     TreeMask,
@@ -25,6 +26,7 @@ from pagecore.ops.arguments._arguments cimport (
     note_written,
     read_flag,
     read_reach,
+    read_sealed,
     read_selected,
     read_sink_tokens,
     read_softcap,
@@ -70,6 +72,7 @@ def paged_attention(
     value_scale=None,
     key_global_scale=1.0,
     value_global_scale=1.0,
+    sealed=None,
     out=None,
     return_lse=False,
     plan=None,
@@ -144,6 +147,11 @@ def paged_attention(
         if a query attends to its token.
     key_global_scale, value_global_scale : float
         Given factor of an "nvfp4" cache, for the layer.
+    sealed : SealedBlocks, optional
+        The first tokens of each sequence, in blocks of 2 or 4 bits that `seal_kv` has quantised, on the host. The first
+        ``sealed.lens[i]`` of the `seq_lens` tokens are read from there; `key_cache`, `value_cache` and `block_table`
+        have the others, and entries of `block_table` before them are not read. The caches have float32, float16 or
+        bfloat16 numbers. All options apply to both, and count positions of the whole sequence.
     out : array, [T, Hq, Dv], optional
         Array for the output, in the dtype of `query`; it is returned. It may be `query` itself; otherwise it must not
         overlap any input.
@@ -181,7 +189,8 @@ def paged_attention(
     On the host, large calls run on up to `num_threads` threads. Sums are float32. If query, key and value are bfloat16
     and the instruction set multiplies bfloat16 (x86-64-v4-bf16, x86-64-v4-amx), softmax weights are rounded to bfloat16
     and denormal numbers count as 0. Codes times the scales of their groups count as bfloat16, which holds them exactly;
-    float32 scales of tokens multiply the columns of the scores and of the weights.
+    float32 scales of tokens multiply the columns of the scores and of the weights. With `sealed`, all tokens are
+    unpacked to float32, 64 at a time.
 
     On CUDA the call does not wait for the device. Lengths, rows and tables on the host are copied; lengths on the host
     are checked and planned by the host, and rows and blocks are checked if none of these arrays, nor the mask or the
@@ -264,6 +273,7 @@ def paged_attention(
         blocks, block_counts, indices, index_counts, num_sequences, num_kv_heads, keys.codes.shape_[1], &place)
     if num_sinks > 0:
         check_without_sinks(num_sinks, tree, selected)
+    cdef Sealed older = read_sealed(sealed, k, v, num_sequences, table.shape_[0], &place)
     key_factor = given_factor(keys, key_scale, key_global_scale, "key")
     value_factor = given_factor(values, value_scale, value_global_scale, "value")
     cdef Tensor key_scales = scale_numbers(key_factor, "key_scale", num_kv_heads, False, &place)
@@ -279,6 +289,8 @@ def paged_attention(
             selected.check_apart_from(result)
         if tree is not None:
             tree.check_apart_from(result)
+        if older is not None:
+            older.check_apart_from(result)
     cdef Tensor lse = new_result(2, shape, FLOAT32, query, &place) if returns_lse else None
     cdef Selection selection
     if selected is not None and place.device_type == CPU:
@@ -286,7 +298,7 @@ def paged_attention(
     if place.device_type == CPU:
         run_attention(
             q, keys, values, table, lens, picked, cu, kept_plan, factor, is_causal, left, right, num_sinks, cap,
-            sink_numbers, slopes, bits, tree, key_scales, value_scales, result, lse, selection,
+            sink_numbers, slopes, bits, tree, key_scales, value_scales, older, result, lse, selection,
         )
     else:
         await_arrays((query, key_cache, value_cache, block_table, seq_lens, rows, cu_query_lens, sinks, alibi_slopes,

@@ -1,3 +1,5 @@
+from libc.stdint cimport int64_t
+
 from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.native.std cimport vector
 from pagecore.ops.args cimport Format
@@ -56,3 +58,17 @@ cdef bint is_latent_format(object name) except -1
 
 # Converts rows [n, 576] of numbers to rows of bytes, or back; the last axes are contiguous.
 cdef int convert_latents(Tensor source, Tensor target) except -1
+
+
+# affine_codec.pxi: codes with a scale and a least number for each group (KIVI).
+
+# Bits of a code of a format of this kind; 0 for other names.
+cdef int64_t affine_bits(object name) except -1
+
+# quantize() and dequantize() of these formats; `axis` and `group` are the arguments of the caller.
+cdef tuple quantize_groups(object x, str format, object scale, object axis, object group, object stream)
+cdef object dequantize_groups(
+    object codes, str format, object scales, object scale, object axis, int dtype_code, object stream)
+
+# UnsupportedOption if a format of another kind is given an axis or a group.
+cdef int check_row_format(object format, object axis, object group) except -1

@@ -1,12 +1,22 @@
 from typing import Any
 
+from pagecore.ops.arguments.sealed_blocks import SealedBlocks
 from pagecore.arrays import Tensor
 
 class Conversions: ...
 
-def quantize(x: Any, format: str, scale: Any = None, *, stream: Any = None) -> tuple[Any, Any]: ...
+def quantize(
+    x: Any, format: str, scale: Any = None, *, axis: int | None = None, group: int | None = None, stream: Any = None
+) -> tuple[Any, Any]: ...
 def dequantize(
-    codes: Any, format: str, scales: Any = None, scale: Any = None, dtype: Any = "float32", *, stream: Any = None
+    codes: Any,
+    format: str,
+    scales: Any = None,
+    scale: Any = None,
+    dtype: Any = "float32",
+    *,
+    axis: int | None = None,
+    stream: Any = None,
 ) -> Any: ...
 def quantize_state(state: Any, *, stream: Any = None) -> tuple[Any, Any]: ...
 def dequantize_state(codes: Any, scales: Any, *, out: Any = None, stream: Any = None) -> Any: ...
@@ -23,4 +33,14 @@ def transfer_blocks(
     independent: bool = False,
     null_block: bool = True,
     stream: Any = None,
+) -> None: ...
+
+def seal_kv(
+    key_cache: Any,
+    value_cache: Any,
+    sealed: SealedBlocks,
+    pairs: Any,
+    *,
+    null_block: bool = True,
+    stream: None = None,
 ) -> None: ...

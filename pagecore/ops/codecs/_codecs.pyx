@@ -3,6 +3,8 @@
 include "conversions.pxi"
 include "device_codec.pxi"
 include "latent_codec.pxi"
+include "affine_codec.pxi"
 include "quantize.pxi"
+include "seal.pxi"
 include "state_codec.pxi"
 include "transfer.pxi"

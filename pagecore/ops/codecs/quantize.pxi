@@ -42,7 +42,7 @@ cdef enum:
     PLAIN = 0  # of LatentFormat
 
 
-def quantize(x, format, scale=None, *, stream=None):
+def quantize(x, format, scale=None, *, axis=None, group=None, stream=None):
     """Return the codes and scales of numbers in a format, as `write_kv` stores them.
 
     Parameters
@@ -53,10 +53,16 @@ def quantize(x, format, scale=None, *, stream=None):
         "float8_e4m3fn", "float8_e5m2", "float8_token", "int8_token", "int4_token", "fp4_block16", "nvfp4" or "mxfp8",
         or "nvfp4_4over6", which computes the scales of "nvfp4" so that the largest number of a group becomes 6 or 4,
         whichever has the smaller squared error. See `write_kv` for these formats. "fp8_ds_mla" and "nvfp4_ds_mla" take
-        rows of 512 latent and 64 rope numbers; see `write_latent`.
+        rows of 512 latent and 64 rope numbers; see `write_latent`. "kivi2" and "kivi4", on the host: codes of 2 or 4
+        bits with a scale and a least number for each group, which need not be numbers of one row; see Notes.
     scale : float or [H], optional
         Given factor of "float8_e4m3fn", "float8_e5m2" and "nvfp4", above 0 for the last: numbers are divided by it. H
         is the length of the axis before the last. 1 by default.
+    axis : {-1, -2}, optional
+        Of "kivi2" and "kivi4": -1, the default, for groups of the numbers of a row, as of values; -2 for groups of rows
+        of each channel, as of keys ``[..., T, D]``.
+    group : int, optional
+        Of "kivi2" and "kivi4": consecutive numbers along `axis` that share a scale; 32 by default.
     stream : int or a stream, optional
         For CUDA arrays, the stream of the work; by default the current stream of the framework of `x`.
 
@@ -64,21 +70,32 @@ def quantize(x, format, scale=None, *, stream=None):
     -------
     codes : array, [..., D] or [..., D / 2]
         float8_e4m3fn, float8_e5m2, int8, or uint8 with two codes a byte, that of the even index in the low nibble. New,
-        C-contiguous, in the framework of `x`. For "fp8_ds_mla" and "nvfp4_ds_mla" uint8 rows of 656 and 352 bytes.
+        C-contiguous, in the framework of `x`. For "fp8_ds_mla" and "nvfp4_ds_mla" uint8 rows of 656 and 352 bytes. For
+        "kivi2" and "kivi4" words of int32, which hold 16 or 8 consecutive codes along `axis`, the first in the lowest
+        bits: that axis is as much shorter.
     scales : array, [..., groups], or None
         Scales of groups of 16 or 32 numbers, or one of the row: float32, uint8 or float8_e4m3fn. None if the format
-        stores none, or stores them in the rows.
+        stores none, or stores them in the rows. For "kivi2" and "kivi4" in the dtype of `x`, [..., groups, 2] with axis
+        -1 and [..., groups, 2, D] with axis -2: the scale of each group, then its least number.
 
     Raises
     ------
     ShapeError
-        D is not a multiple of the numbers that share a scale or a byte, or `scale` has another length than H.
+        An axis is not a multiple of the numbers that share a scale, a byte or a word, or `scale` has another length
+        than H.
     UnsupportedDtype, UnsupportedOption
         Other dtypes, formats or factors. Factors in CUDA memory are not checked.
     DeviceError
         Arrays are on different devices.
     NotEnoughMemory
         The host or the device cannot allocate the result.
+
+    Notes
+    -----
+    "kivi2" and "kivi4" store ``(x - least) / scale``, to nearest even, where least is the smallest number of a group
+    and scale its range divided by 3 or 15, both rounded to the dtype of `x`. A group of equal numbers has the scale 0
+    and reads back exactly. Infinities become the largest number of the dtype; a group with NaN reads as NaN. KIVI: Liu
+    et al., "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", 2024, whose words these are.
 
     Examples
     --------
@@ -91,6 +108,9 @@ def quantize(x, format, scale=None, *, stream=None):
     cdef Codec codec
     cdef Tensor rows
     cdef bint four_over_six = False
+    if affine_bits(format):
+        return quantize_groups(x, format, scale, axis, group, stream)
+    check_row_format(format, axis, group)
     if is_latent_format(format):
         return quantize_latents(x, format, scale, stream), None
     cdef Format kind = named_format(format, &four_over_six)
@@ -125,7 +145,7 @@ def quantize(x, format, scale=None, *, stream=None):
     return finished(codes, x, &place), None if scales is None else finished(scales, x, &place)
 
 
-def dequantize(codes, format, scales=None, scale=None, dtype="float32", *, stream=None):
+def dequantize(codes, format, scales=None, scale=None, dtype="float32", *, axis=None, stream=None):
     """Return the numbers of codes and scales: the inverse of `quantize`, but for rounding.
 
     Parameters
@@ -136,12 +156,15 @@ def dequantize(codes, format, scales=None, scale=None, dtype="float32", *, strea
     format : str
         As in `quantize`.
     scales : array, [..., groups], optional
-        Required for formats that store scales. The axis of one scale a row may be absent.
+        Required for formats that store scales. The axis of one scale a row may be absent. For "kivi2" and "kivi4" as
+        `quantize` returns them; their shape determines the group.
     scale : float or [H], optional
         Given factor, as in `quantize`.
     dtype : {"float32", "float16", "bfloat16"}
         Dtype of the result; float32 numbers are rounded to nearest even. Numbers of "fp8_ds_mla" and
         "nvfp4_ds_mla" are bfloat16 before; see `gather_latent`.
+    axis : {-1, -2}, optional
+        Of "kivi2" and "kivi4", as in `quantize`.
     stream : int or a stream, optional
         As in `quantize`.
 
@@ -175,6 +198,9 @@ def dequantize(codes, format, scales=None, scale=None, dtype="float32", *, strea
     target = as_dtype(dtype)
     if target.code > LAST_FLOAT:
         raise UnsupportedDtype(f"dtype is {target}; use float32, float16 or bfloat16")
+    if affine_bits(format):
+        return dequantize_groups(codes, format, scales, scale, axis, target.code, stream)
+    check_row_format(format, axis, None)
     if is_latent_format(format):
         return dequantize_latents(codes, format, scales, scale, target.code, stream)
     cdef Format kind = named_format(format, &four_over_six)

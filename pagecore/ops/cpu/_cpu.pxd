@@ -7,7 +7,9 @@ from libc.stdint cimport int64_t
 from pagecore.native.std cimport vector
 from pagecore.ops.args cimport BlockArray, Cache, Indices, MergeArgs, WriteArgs
 from pagecore.ops.cpu.args cimport AttentionArgs, Codec, HostCalls, PackedSequences
+from pagecore.ops.cpu.codecs.affine_codes cimport AffineCodes
 from pagecore.ops.cpu.codecs.conversions cimport BlockConversion, LatentConversion
+from pagecore.ops.cpu.codecs.seal cimport SealArgs
 from pagecore.ops.cpu.latent.latent cimport (
     IndexScoreCall,
     IndexWriteArgs,
@@ -32,6 +34,12 @@ cdef int write_kv(const WriteArgs& args) except -1
 # Fills the codes, or the numbers, of all rows.
 cdef int quantize(const Codec& codec) except -1
 cdef int dequantize(const Codec& codec) except -1
+
+# Fills the codes and scales of groups, or with `restores` the numbers.
+cdef int convert_affine(const AffineCodes& codes, bint restores) except -1
+
+# Seals blocks; see seal.hpp.
+cdef int seal_blocks(const SealArgs& args) except -1
 
 # Converts slots pairs[2 * i] of a state to slots pairs[2 * i + 1] of its codes, or with `restores` back.
 cdef void convert_states(

@@ -35,12 +35,14 @@ from pagecore.ops.cpu.args cimport (
     run_write,
     sum_lengths,
 )
+from pagecore.ops.cpu.codecs.affine_codes cimport AffineCodes, run_dequantize_affine, run_quantize_affine
 from pagecore.ops.cpu.codecs.conversions cimport (
     BlockConversion,
     LatentConversion,
     run_convert_blocks,
     run_convert_latent_rows,
 )
+from pagecore.ops.cpu.codecs.seal cimport SealArgs, run_seal_blocks
 from pagecore.ops.cpu.codecs.state_codec cimport run_dequantize_states, run_quantize_states
 from pagecore.ops.cpu.latent.latent cimport (
     IndexScoreCall,
@@ -144,6 +146,23 @@ cdef int dequantize(const Codec& codec) except -1:
     cdef int64_t num_threads = threads_of_a_call()
     with nogil:
         run_dequantize(codec, num_threads)
+    return 0
+
+
+cdef int convert_affine(const AffineCodes& codes, bint restores) except -1:
+    cdef int64_t num_threads = threads_of_a_call()
+    with nogil:
+        if restores:
+            run_dequantize_affine(codes, num_threads)
+        else:
+            run_quantize_affine(codes, num_threads)
+    return 0
+
+
+cdef int seal_blocks(const SealArgs& args) except -1:
+    cdef int64_t num_threads = threads_of_a_call()
+    with nogil:
+        run_seal_blocks(args, num_threads)
     return 0
 
 

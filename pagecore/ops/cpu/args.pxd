@@ -59,6 +59,28 @@ cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
         int64_t words
         Indices positions
 
+    cdef cppclass SealedPlane:
+        char* words
+        char* scales
+        DType scale_type
+        int64_t bits
+        int64_t group
+        int64_t block_stride
+        int64_t head_stride
+        int64_t row_stride
+        int64_t scales_block_stride
+        int64_t scales_head_stride
+        int64_t scales_row_stride
+        int64_t group_stride
+        int64_t least_stride
+
+    cdef cppclass SealedBlocks:
+        SealedPlane key
+        SealedPlane value
+        int64_t num_blocks
+        Table table
+        Indices lens
+
     cdef cppclass AttentionArgs:
         TokenArray query
         Cache key
@@ -81,6 +103,7 @@ cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
         int64_t mask_size
         Selection selection
         Tree tree
+        SealedBlocks sealed
         TokenArray out
         Lse lse
 

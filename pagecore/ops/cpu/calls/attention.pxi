@@ -12,7 +12,7 @@ from pagecore.ops.args cimport (
     table_array,
     token_array,
 )
-from pagecore.ops.arguments._arguments cimport StoredCache, TreeMask, native_cache
+from pagecore.ops.arguments._arguments cimport Sealed, StoredCache, TreeMask, native_cache
 from pagecore.ops.cpu._cpu cimport attention as run_attention, check_attention, merge as run_merge
 from pagecore.ops.cpu.args cimport AttentionArgs, Selection
 from pagecore.ops.planning._plan cimport AttentionPlan
@@ -22,9 +22,11 @@ cdef int attention(
         Tensor query, StoredCache key_cache, StoredCache value_cache, Tensor block_table, Tensor seq_lens,
         Tensor rows, Tensor cu_query_lens, AttentionPlan plan, double scale, bint causal, int64_t window_left,
         int64_t window_right, int64_t sink_tokens, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask,
-        TreeMask tree, Tensor key_scale, Tensor value_scale, Tensor out, Tensor lse,
+        TreeMask tree, Tensor key_scale, Tensor value_scale, Sealed sealed, Tensor out, Tensor lse,
         const Selection& selection) except -1:
     cdef AttentionArgs args
+    if sealed is not None:
+        args.sealed = sealed.blocks
     args.query = token_array(query)
     args.key = native_cache(key_cache)
     args.value = native_cache(value_cache)

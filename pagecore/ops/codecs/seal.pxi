@@ -1,0 +1,101 @@
+"""seal_kv: quantise whole blocks of new tokens."""
+
+from pagecore.arrays.dtypes.codes cimport CPU
+from pagecore.arrays.tensors._tensor cimport Tensor
+from pagecore.ops.args cimport cache_array, pair_column
+from pagecore.ops.arguments._arguments cimport (
+    Place,
+    Sealed,
+    check_length,
+    check_place,
+    check_writable,
+    find_place,
+    float_tensor,
+    sealed_planes,
+)
+from pagecore.ops.arguments._overlap cimport check_all_apart, check_own_elements
+from pagecore.ops.cpu._cpu cimport seal_blocks as run_seal
+from pagecore.ops.cpu.codecs.seal cimport SealArgs
+from pagecore.ops.index_checks._index_checks cimport check_index_apart, lowest_block, pair_ids
+
+from pagecore.errors import UnsupportedOption, shown
+from pagecore.ops.arguments.sealed_blocks import SealedBlocks as _SealedBlocks
+
+NAMES = ("key", "value", "key_scale", "value_scale")
+
+
+def seal_kv(key_cache, value_cache, sealed, pairs, *, null_block=True, stream=None):
+    """Quantise whole blocks of keys and values to sealed blocks of 2 or 4 bits (KIVI).
+
+    Keys are quantised by channel, in groups of tokens, and values by token, in groups of channels. A block can
+    therefore be sealed once all of its tokens are written; newer tokens remain in the plain caches. `paged_attention`
+    reads both.
+
+    Parameters
+    ----------
+    key_cache, value_cache : array, [num_blocks, block_size, Hkv, D] and [num_blocks, block_size, Hkv, Dv]
+        Plain caches of the newest tokens, on the host: float32, float16 or bfloat16. D and Dv are multiples of 16. The
+        last axis is contiguous; other strides are free.
+    sealed : SealedBlocks
+        The arrays that are written, with blocks of the same size. Their shapes determine bits and groups; `block_table`
+        and `lens` are not used.
+    pairs : integers, [n, 2]
+        (block of the plain caches, sealed block). No sealed block may occur twice.
+    null_block : bool
+        Refuse block 0, the null block of the caches of pagecore.
+    stream : None
+        As in other functions; there is none on the host.
+
+    Raises
+    ------
+    InvalidBlock
+        A block is outside of its cache, or the null block, or is sealed twice.
+    ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
+        Arrays do not match each other, are not supported, or cannot be written. After every error nothing was written.
+
+    Notes
+    -----
+    The codes are those of `quantize` with "kivi2" or "kivi4": of a block of keys ``[Hkv, block_size, D]`` with axis -2,
+    of values with axis -1; scales are rounded to their own dtype. A NaN makes its group NaN: of keys, its channel in
+    the tokens of the group. KIVI: Liu et al., "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", 2024.
+
+    Examples
+    --------
+    >>> import numpy as np, pagecore
+    >>> new = np.ones((3, 32, 2, 64), np.float32)  # keys, and as values, of 3 blocks of 32 tokens, 2 heads
+    >>> sealed = pagecore.SealedBlocks(
+    ...     key=np.zeros((8, 2, 2, 64), np.int32), key_scale=np.zeros((8, 2, 1, 2, 64), np.float32),
+    ...     value=np.zeros((8, 32, 2, 4), np.int32), value_scale=np.zeros((8, 32, 2, 2, 2), np.float32))
+    >>> pagecore.seal_kv(new, new, sealed, [(1, 5), (2, 6)])
+    >>> sealed.key_scale[5, 0, 0, :, 0]  # all numbers are 1: scale 0, least number 1
+    array([0., 1.], dtype=float32)
+    """
+    cdef Place place
+    cdef SealArgs args
+    if not isinstance(sealed, _SealedBlocks):
+        raise UnsupportedOption(f"sealed is {shown(sealed)}; pass a SealedBlocks")
+    cdef Tensor key = float_tensor(key_cache, "key_cache", 4, 1, "[num_blocks, block_size, num_kv_heads, head_dim]")
+    find_place(&place, key, "key_cache", key_cache, stream)
+    if place.device_type != CPU:
+        raise UnsupportedOption("key_cache is on CUDA; blocks are sealed on the host")
+    cdef Tensor value = float_tensor(
+        value_cache, "value_cache", 4, 1, "[num_blocks, block_size, num_kv_heads, head_dim]")
+    check_place(value, "value_cache", &place)
+    check_length(value, "value_cache", 1, key.shape_[1], "the block_size of key_cache")
+    check_length(value, "value_cache", 2, key.shape_[2], "the heads of key_cache")
+    cdef Sealed planes = sealed_planes(
+        sealed.key, sealed.value, sealed.key_scale, sealed.value_scale, key, value, &place)
+    cdef list written = [planes.key, planes.value, planes.key_scale, planes.value_scale]
+    for name, plane in zip(NAMES, written):
+        check_writable(plane, f"sealed {name}")
+        check_own_elements(plane, f"sealed {name}")
+    check_all_apart(written, "sealed", [key, value], "cache", True)
+    cdef Tensor ids = pair_ids(pairs, &place)
+    if ids is None:
+        return
+    check_index_apart(written, "sealed", True, ids, "pairs")
+    args.key, args.value = cache_array(key), cache_array(value)
+    args.sealed_key, args.sealed_value = planes.blocks.key, planes.blocks.value
+    args.num_sealed, args.lowest = planes.blocks.num_blocks, lowest_block(null_block)
+    args.sources, args.targets = pair_column(ids, 0), pair_column(ids, 1)
+    run_seal(args)
