@@ -1,7 +1,7 @@
 from typing import Any
 
-from pagecore.ops.arguments.sealed_blocks import SealedBlocks
 from pagecore.arrays import Tensor
+from pagecore.ops.arguments.sealed_blocks import SealedBlocks
 
 class Conversions: ...
 
@@ -34,7 +34,6 @@ def transfer_blocks(
     null_block: bool = True,
     stream: Any = None,
 ) -> None: ...
-
 def seal_kv(
     key_cache: Any,
     value_cache: Any,
