@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pagecore import dequantize, errors, quantize
+from pagecore import SealedBlocks, dequantize, errors, paged_attention, quantize, seal_kv
 from pagecore.arrays.dtypes.formats import FORMATS
 from tests.cuda.test_write_codes import WRITTEN, numbers
 from tests.ops.cases import DTYPES
@@ -83,3 +83,16 @@ def test_scales_on_the_host_are_refused(cuda):
     with pytest.raises(errors.UnsupportedOption, match="global scale of nvfp4 must be above 0"):
         quantize(cuda.put(numbers((4, 2, 32))), "nvfp4", -1.0)
     assert set(FORMATS) < set(WRITTEN)
+
+
+def test_sealed_formats_are_refused(cuda):
+    x, word = cuda.put(np.ones((1, 32, 2, 32), np.float32)), np.zeros((1, 2, 2, 32), np.int32)
+    with pytest.raises(errors.UnsupportedOption, match="x is on CUDA; format 'kivi2' is supported on the host"):
+        quantize(x, "kivi2")
+    with pytest.raises(errors.UnsupportedOption, match="codes is on CUDA"):
+        dequantize(cuda.put(word), "kivi2", cuda.put(np.ones((1, 2, 1, 2, 32), np.float32)), axis=-2)
+    sealed = SealedBlocks(word, word, word, word, [[0]], [32])
+    with pytest.raises(errors.UnsupportedOption, match="blocks are sealed on the host"):
+        seal_kv(x, x, sealed, [(0, 0)])
+    with pytest.raises(errors.UnsupportedOption, match="sealed blocks are supported on the host"):
+        paged_attention(cuda.put(np.ones((1, 2, 32), np.float32)), x, x, [[0]], [32], sealed=sealed)

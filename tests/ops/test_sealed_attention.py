@@ -144,8 +144,24 @@ def test_scales_have_a_dtype_of_their_own():
     assert np.abs(read - key[1]).max() <= 0.52 * step + 0.02
 
 
-def test_the_readme_loop_of_decode_steps():
-    """Blocks are sealed as they fill; every step attends to what one call over dequantised numbers would."""
+def test_arrays_of_torch_are_sealed_and_attended():
+    torch = pytest.importorskip("torch")
+    case = make_sealed_case(Shape(query_dtype="bfloat16", cache_dtype="bfloat16", **DECODE))
+    as_torch = [torch.from_dlpack(pagecore.as_tensor(array)) for array in (*case.plain.arrays, *case.sealed)]
+    out = pagecore.paged_attention(*as_torch[:5], sealed=pagecore.SealedBlocks(*as_torch[5:]))
+    np.testing.assert_array_equal(out.float().numpy(), case.run().astype(np.float32))
+    key, value = new_blocks()
+    sealed = empty_sealed(4, (32, 2, 64, 96), dtype=DTYPES["bfloat16"])
+    pagecore.seal_kv(key, value, sealed, [(2, 1)])
+    of_torch = [torch.from_dlpack(pagecore.as_tensor(array)) for array in empty_sealed(4, (32, 2, 64, 96))[:4]]
+    of_torch[2:] = [scales.bfloat16() for scales in of_torch[2:]]
+    pagecore.seal_kv(key, value, pagecore.SealedBlocks(*of_torch), [(2, 1)])
+    for got, expected in zip(of_torch, sealed, strict=False):
+        np.testing.assert_array_equal(got[1].float().numpy(), np.asarray(expected[1]).astype(np.float32))
+
+
+def test_decode_steps_that_seal_blocks_as_they_fill():
+    """Every step attends to what one call over dequantised numbers would."""
     rng = np.random.default_rng(1)
     size, length = 16, 50
     key, value = (np.zeros((5, size, 2, 64), np.float32) for _ in range(2))
