@@ -21,15 +21,30 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent.parent
 
 
-def run_bench(*arguments, **environment):
+# Benches one after another in one process: a process of its own for each takes twice the time.
+IN_ONE_PROCESS = """
+import sys
+from bench import cli
+folder, *names = sys.argv[1:]
+for name in names:
+    if cli.main([name, "--smoke", "--json", f"{folder}/{name}.json"]):
+        sys.exit(f"{name} failed")
+"""
+
+
+def run_python(*arguments, **environment):
     return subprocess.run(
-        [sys.executable, "-m", "bench", *map(str, arguments)],
+        [sys.executable, *map(str, arguments)],
         cwd=ROOT,
         env=os.environ | environment,
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def run_bench(*arguments, **environment):
+    return run_python("-m", "bench", *arguments, **environment)
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +57,23 @@ def without_torch(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory, without_torch):
-    """Output and JSON by bench of a smoke run of every bench, without torch, and the path of the picture."""
-    folder = tmp_path_factory.mktemp("bench") / "new"
-    picture = folder.with_name("out.png")
-    plot = ["--plot", picture] if find_spec("matplotlib") else []
-    ran = run_bench(*NAMES, "--smoke", "--json", folder, *plot, PYTHONPATH=without_torch)
+    """Output and JSON by bench of a smoke run of every bench, without torch."""
+    folder = tmp_path_factory.mktemp("bench")
+    ran = run_python("-c", IN_ONE_PROCESS, folder, *NAMES, PYTHONPATH=without_torch)
     assert ran.returncode == 0, ran.stderr
-    assert {path.name for path in folder.iterdir()} == {f"{name}.json" for name in NAMES}
-    return ran.stdout, {name: json.loads((folder / f"{name}.json").read_text()) for name in NAMES}, picture
+    return ran.stdout, {name: json.loads((folder / f"{name}.json").read_text()) for name in NAMES}
+
+
+def test_several_benches_write_a_file_each_and_draw_on_request(without_torch, tmp_path):
+    folder, picture = tmp_path / "new", tmp_path / "out.png"
+    plot = ["--plot", picture] if find_spec("matplotlib") else []
+    ran = run_bench("prepare", "cpu_attention", "--smoke", "--json", folder, *plot, PYTHONPATH=without_torch)
+    assert ran.returncode == 0, ran.stderr
+    assert {path.name for path in folder.iterdir()} == {"prepare.json", "cpu_attention.json"}
+    assert "\nprepare: " in ran.stdout
+    assert "\ncpu_attention: " in ran.stdout
+    require("matplotlib")
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n")
 
 
 def test_without_a_name_every_bench_is_listed_on_a_line():
@@ -62,7 +86,7 @@ def test_without_a_name_every_bench_is_listed_on_a_line():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_bench_runs_and_every_figure_has_a_control(smoke, name):
-    text, reports, _ = smoke
+    text, reports = smoke
     assert list(reports[name]["results"]) == [name]
     result = reports[name]["results"][name]
     assert result["failures"] == []
@@ -79,7 +103,7 @@ def test_every_bench_runs_and_every_figure_has_a_control(smoke, name):
 
 
 def test_the_json_holds_machine_versions_and_commit(smoke):
-    _, reports, _ = smoke
+    _, reports = smoke
     report = reports["prepare"]
     assert set(report) == {"machine", "versions", "commit", "started", "kind", "results"}
     assert report["kind"] == "smoke"
@@ -88,7 +112,7 @@ def test_the_json_holds_machine_versions_and_commit(smoke):
 
 
 def test_without_torch_its_controls_are_left_out_and_a_line_says_so(smoke):
-    text, reports, _ = smoke
+    text, reports = smoke
     assert "torch is not installed; its controls are left out" in text
     for name in ("cpu_write", "cpu_attention"):
         controls = [control for figure in reports[name]["results"][name]["figures"] for control in figure["controls"]]
@@ -100,14 +124,7 @@ def with_torch(tmp_path_factory):
     """Figures by bench of smoke runs with torch, in one process: its import takes longer than a bench."""
     folder = tmp_path_factory.mktemp("with_torch")
     names = ("cpu_write", "cpu_attention", "dispatch")
-    code = (
-        "import sys; from bench import cli\n"
-        "ended = [cli.main([name, '--smoke', '--json', f'{sys.argv[1]}/{name}.json']) for name in sys.argv[2:]]\n"
-        "sys.exit(max(ended))"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", code, str(folder), *names], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    ran = run_python("-c", IN_ONE_PROCESS, folder, *names)
     assert ran.returncode == 0, ran.stderr
     reports = {name: json.loads((folder / f"{name}.json").read_text()) for name in names}
     return {name: report["results"][name]["figures"] for name, report in reports.items()}
@@ -123,7 +140,7 @@ def test_torch_is_a_control_if_it_is_installed(torch, with_torch, name):
 
 
 def test_frameworks_that_are_not_installed_are_left_out_of_dispatch(smoke):
-    text, reports, _ = smoke
+    text, reports = smoke
     assert "torch is left out, because it is not installed" in text
     names = [figure["name"] for figure in reports["dispatch"]["results"]["dispatch"]["figures"]]
     assert names[:2] == ["write_kv, NumPy", "paged_attention, NumPy"]
@@ -145,11 +162,6 @@ def test_replay_takes_a_trace_and_a_number_of_requests(tmp_path):
     facts = json.loads(out.read_text())["results"]["replay"]["facts"]
     assert facts["trace"] == "small.jsonl"
     assert facts["requests"] == 4
-
-
-def test_a_picture_is_drawn_on_request(smoke):
-    require("matplotlib")
-    assert smoke[2].read_bytes().startswith(b"\x89PNG\r\n")
 
 
 @pytest.mark.parametrize("peer", PEERS)
