@@ -8,8 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from pagecore.ops.cpu import _cpu
 
+# What a failed test raises: `pytest.raises` of nothing is no Exception.
+FAILURES = (Exception, pytest.fail.Exception)
 ISAS = _cpu.available_isas()
 
 
@@ -19,7 +23,7 @@ def instruction_set(name: str) -> Iterator[str]:
     before = _cpu.isa()
     try:
         yield _cpu.set_isa(name)
-    except Exception as error:
+    except FAILURES as error:
         error.add_note(f"on {name}")
         raise
     finally:
@@ -29,18 +33,22 @@ def instruction_set(name: str) -> Iterator[str]:
 def on_every_isa(test: Callable[..., None]) -> Callable[..., None]:
     """Run a test on each instruction set, as one item: what its cases have in common is computed once.
 
-    A failure on one of them does not prevent the others. The error is that of the first, and names all that failed.
+    A failure on one of them does not prevent the others. The error is that of the first, and names all that failed. A
+    test that skips itself is skipped on all of them.
     """
 
     @functools.wraps(test)
     def run(*arguments: Any, **fixtures: Any) -> None:
-        errors: dict[str, Exception] = {}
+        errors: dict[str, BaseException] = {}
         for name in ISAS:
             try:
                 with instruction_set(name):
                     test(*arguments, **fixtures)
-            except Exception as error:
+            except FAILURES as error:
                 errors[name] = error
+            except pytest.skip.Exception:
+                if not errors:
+                    raise
         for error in errors.values():
             error.add_note(f"failed on {', '.join(errors)}")
             raise error

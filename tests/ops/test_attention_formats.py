@@ -432,6 +432,19 @@ def test_a_scale_that_is_nan_makes_nan_only_of_its_group(format, heads):
     np.testing.assert_allclose(case.run().astype(np.float32), expected, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize(("format", "scale"), [("fp4_block16", 251), ("mxfp8", 246)])
+@on_every_isa
+def test_a_weight_of_zero_stays_zero_with_the_largest_scales(format, scale):
+    shape = Shape(seq_lens=(64,), query_lens=(1,), heads=(2, 2), dims=(128, 128), query_dtype="bfloat16")
+    case = make_format_case(format, shape=shape)
+    at = case.plain.block_table[0, 40 // 16], 40 % 16
+    away = -30 * case.plain.query[0].astype(np.float32)
+    case.key.codes[at], case.key.scale[at] = pagecore.quantize(away, format)
+    expected = case.run().astype(np.float32)
+    case.value.scale[at] = scale
+    np.testing.assert_allclose(case.run().astype(np.float32), expected, rtol=1e-2, atol=1e-2)
+
+
 def test_rows_with_a_plane_of_three_axes():
     case = make_format_case("int8_token")
     expected = case.run().tobytes()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,34 +10,26 @@ import pytest
 
 import pagecore
 from pagecore import errors
-from pagecore.ops.cpu import _cpu
 from tests.ops import kivi_twin as twin
 from tests.ops.cases import DTYPES, LAYOUTS, Shape, empty_cache, random_mask, snapshot
+from tests.ops.instruction_sets import on_every_isa
 from tests.ops.sealed_cases import BITS, empty_sealed, make_sealed_case
 
 MIXED: dict[str, Any] = {"seq_lens": (70, 33, 1, 16, 300, 0), "query_lens": (7, 1, 1, 16, 40, 2)}
 DECODE: dict[str, Any] = {"seq_lens": (96, 33, 1, 300, 0)}
-EVERY_ISA = pytest.mark.parametrize("isa", _cpu.available_isas(), indirect=True)
 
 
-@pytest.fixture
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = _cpu.isa()
-    yield _cpu.set_isa(request.param)
-    _cpu.set_isa(before)
-
-
-@EVERY_ISA
 @pytest.mark.parametrize("lens", [MIXED, DECODE], ids=["mixed", "decode"])
 @pytest.mark.parametrize("bits", [(2, 2), (4, 4), (2, 4)], ids=str)
-def test_sealed_and_new_tokens_on_every_instruction_set(isa, bits, lens):
+@on_every_isa
+def test_sealed_and_new_tokens_on_every_instruction_set(bits, lens):
     for i, dtype in enumerate(DTYPES):
         shape = Shape(dims=(64, 96), query_dtype=dtype, cache_dtype=dtype, **lens)
         make_sealed_case(shape, bits, seed=i).check()
 
 
-@EVERY_ISA
-def test_groups_block_sizes_and_dims(isa):
+@on_every_isa
+def test_groups_block_sizes_and_dims():
     """Groups of 8 tokens end within a word of 2 bits; groups of 48 channels are whole vectors of every width."""
     shape = Shape(dims=(80, 96), block_size=48, cache_dtype="bfloat16", **MIXED)
     make_sealed_case(shape, (2, 4), (8, 48)).check()
@@ -158,6 +149,36 @@ def test_arrays_of_torch_are_sealed_and_attended():
     pagecore.seal_kv(key, value, pagecore.SealedBlocks(*of_torch), [(2, 1)])
     for got, expected in zip(of_torch, sealed, strict=False):
         np.testing.assert_array_equal(got[1].float().numpy(), np.asarray(expected[1]).astype(np.float32))
+
+
+def test_planes_without_blocks_have_no_tokens():
+    """Arrays of torch without elements have the address 0, as absent ones do."""
+    torch = pytest.importorskip("torch")
+    case = make_sealed_case(Shape(seq_lens=(40,)))
+    planes = [torch.zeros((0, *plane.shape[1:]), dtype=torch.int32) for plane in case.sealed[:2]]
+    planes += [torch.zeros((0, *plane.shape[1:])) for plane in case.sealed[2:4]]
+    for length, message in [(32, "planes have no blocks"), (30, "multiple of the block size"), (-32, "multiple")]:
+        case.sealed = pagecore.SealedBlocks(*planes, [[7, 7]], [length])
+        with pytest.raises(errors.ShapeError, match=message):
+            case.run()
+    plain = case.plain.block_table[0, :3]
+    for cache in case.plain.arrays[1:3]:
+        cache[plain] = 1.0
+    case.sealed = pagecore.SealedBlocks(*planes, [[7, 7]], [0])
+    np.testing.assert_array_equal(case.run(), 1.0)
+
+
+@on_every_isa
+def test_trees_of_drafts_after_sealed_blocks():
+    parents = [-1, 0, 0, 2]
+    case = make_sealed_case(Shape(seq_lens=(40,), query_lens=(4,)))
+    out = case.run(tree_mask=pagecore.tree_mask(parents), positions=[36, 37, 37, 38])
+    for row, path in enumerate([[0], [0, 1], [0, 2], [0, 2, 3]]):
+        mask = np.zeros(40, bool)
+        mask[[*range(36), *(36 + each for each in path)]] = True
+        query, *caches, table, lens = case.plain.arrays
+        alone = pagecore.paged_attention(query[row : row + 1], *caches, table, lens, mask=mask, sealed=case.sealed)
+        np.testing.assert_allclose(out[row], alone[0], rtol=1e-4, atol=1e-5)
 
 
 def test_decode_steps_that_seal_blocks_as_they_fill():

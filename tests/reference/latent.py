@@ -26,8 +26,9 @@ def attend(query: Array, keys: Array, values: Array, scale: float, sinks: Array 
     total = scores if sinks is None else np.concatenate([scores, np.asarray(sinks, np.float64)[:, None]], 1)
     if total.shape[1] == 0:
         return np.zeros((len(query), values.shape[1])), np.full(len(query), -np.inf)
-    with np.errstate(invalid="ignore"):  # of NaN and infinities
+    with np.errstate(invalid="ignore", divide="ignore"):  # of NaN and infinities
         top = total.max(axis=1)
+        top = np.where(np.isinf(top), 0.0, top)
         lse = top + np.log(np.exp(total - top[:, None]).sum(axis=1))
         return np.exp(scores - lse[:, None]) @ np.asarray(values, np.float64), lse
 
@@ -140,7 +141,9 @@ def read_fp8_ds_mla(row: bytes) -> Array:
     codes = np.frombuffer(row[:512], ml_dtypes.float8_e4m3fn).astype(np.float32).reshape(4, 128)
     scales = np.frombuffer(row[512:528], np.float32)
     latent = (codes * scales[:, None]).astype(ml_dtypes.bfloat16)
-    return np.concatenate([latent.reshape(-1), np.frombuffer(row[528:], ml_dtypes.bfloat16)]).astype(np.float64)
+    numbers = np.concatenate([latent.reshape(-1), np.frombuffer(row[528:], ml_dtypes.bfloat16)]).astype(np.float64)
+    numbers.setflags(write=False)
+    return numbers
 
 
 @functools.lru_cache(1024)
@@ -152,7 +155,9 @@ def read_nvfp4_ds_mla(row: bytes) -> Array:
         (-1 if nibble & 8 else 1) * E2M1[nibble & 7] * scales[8 * (i // 16 % 4) + i // 64]
         for i, nibble in enumerate(nibbles)
     ]
-    return np.concatenate([latent, np.frombuffer(row[256:320], ml_dtypes.float8_e4m3fn).astype(np.float64)])
+    numbers = np.concatenate([latent, np.frombuffer(row[256:320], ml_dtypes.float8_e4m3fn).astype(np.float64)])
+    numbers.setflags(write=False)
+    return numbers
 
 
 def index_scores(query: Array, weights: Array, keys: Array) -> Array:

@@ -13,6 +13,11 @@ import numpy as np
 LAST = 8
 
 
+def _is_of_scalars(value: Any) -> bool:
+    """Return True for a tuple whose `repr` shows all of it."""
+    return isinstance(value, tuple) and all(isinstance(each, str | int | float) for each in value)
+
+
 def repeated(oracle: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
     """Keep the results of the last calls of a function of arrays and options; callers get copies."""
     known: OrderedDict[bytes, tuple[Any, ...]] = OrderedDict()
@@ -21,7 +26,7 @@ def repeated(oracle: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any,
     def call(*arguments: Any, **options: Any) -> tuple[Any, ...]:
         digest = hashlib.sha256()
         for name, value in [*enumerate(arguments), *sorted(options.items())]:
-            if value is None or isinstance(value, str | int | float | tuple):
+            if value is None or isinstance(value, str | int | float) or _is_of_scalars(value):
                 digest.update(f"{name} {value!r}".encode())
                 continue
             array = np.asarray(value)

@@ -21,10 +21,10 @@ class SealedBlocks(NamedTuple):
     key_scale : array, [num_blocks, Hkv, groups, 2, D]
         float32, float16 or bfloat16: the scale of each group of tokens, then its least number.
     value_scale : array, [num_blocks, block_size, Hkv, groups, 2]
-        The same of each group of channels.
-    block_table : integers, [B, max_blocks]
-        Sealed blocks of each sequence in the order of its tokens. With `rows` of `paged_attention`, these pick a row of
-        this table, too.
+        float32, float16 or bfloat16: the scale of each group of channels, then its least number.
+    block_table : integers, [num_rows, max_blocks]
+        Sealed blocks of each sequence in the order of its tokens, with a row for each of the `block_table` of
+        `paged_attention`, of which `rows` picks.
     lens : integers, [B]
         Tokens of each sequence in sealed blocks, a multiple of the block size.
     """

@@ -42,7 +42,7 @@ def seal_kv(key_cache, value_cache, sealed, pairs, *, null_block=True, stream=No
     pairs : integers, [n, 2]
         (block of the plain caches, sealed block). No sealed block may occur twice.
     null_block : bool
-        Refuse block 0, the null block of the caches of pagecore.
+        Refuse block 0 of the plain caches and of the sealed planes: the null block of the caches of pagecore.
     stream : None
         As in other functions; there is none on the host.
 

@@ -48,7 +48,7 @@ struct SealedPlane {
   char* words = nullptr;
   char* scales = nullptr;
   Float scale_type = Float::F32;
-  int64_t bits = 2;
+  int64_t bits = 0;   // of a code; 0: absent
   int64_t group = 1;  // tokens of keys, dims of values
   int64_t block_stride = 0;
   int64_t head_stride = 0;
@@ -60,7 +60,7 @@ struct SealedPlane {
   int64_t least_stride = 0;       // from a scale to its least number
 };
 
-// The older tokens of each sequence, in sealed blocks of the same size. Absent when the words of keys are null.
+// The older tokens of each sequence, in sealed blocks of the same size. Absent if a plane is.
 struct SealedBlocks {
   SealedPlane key;
   SealedPlane value;

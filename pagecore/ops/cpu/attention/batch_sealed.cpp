@@ -6,7 +6,7 @@ namespace pagecore::cpu {
 
 void CheckedBatch::check_sealed(const AttentionArgs& args) {
   const SealedBlocks& sealed = args.sealed;
-  has_sealed_ = sealed.key.words != nullptr;
+  has_sealed_ = sealed.key.bits != 0;
   if (!has_sealed_) return;
   const int64_t size = args.key.block_size;
   sealed_lens_.resize(static_cast<size_t>(num_sequences_));
@@ -16,6 +16,8 @@ void CheckedBatch::check_sealed(const AttentionArgs& args) {
                "; whole blocks are sealed, so it must be a multiple of the block size ", size);
     PC_EXPECTS(length <= all, ShapeError, "sealed lens[", i, "] is ", length, " and seq_lens[", i, "] is ", all,
                "; sealed tokens are the first of the sequence");
+    PC_EXPECTS(length == 0 || sealed.num_blocks > 0, ShapeError, "sealed lens[", i, "] is ", length,
+               " and the sealed planes have no blocks; it must be 0");
     PC_EXPECTS(length / size <= sealed.table.width, ShapeError, "sealed lens[", i, "] is ", length,
                ", which is more than ", sealed.table.width, " blocks of ", size,
                " hold; the sealed block table is too narrow");

@@ -146,7 +146,7 @@ class CacheRows {
   }
 
  private:
-  [[nodiscard]] bool has_sealed() const { return sealed_.words != nullptr; }
+  [[nodiscard]] bool has_sealed() const { return sealed_.bits != 0; }
   [[nodiscard]] bool has_token_factors() const {
     return cache_.format == Format::E4M3Token || cache_.format == Format::I8Token || cache_.format == Format::I4Token;
   }

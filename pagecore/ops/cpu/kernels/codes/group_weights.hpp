@@ -1,6 +1,7 @@
 // Weights of query rows times the scales of groups, as bfloat16.
 //
-//   powers of 2    subtracted from the exponents of bfloat16 weights, none of which is negative; 0 is the least
+//   powers of 2    2^(e - 127): the exponents of the weights become larger by 128 and then smaller by 255 - e; none is
+//                  negative, and what would be less than the least number is 0
 //   other scales   multiplied with float32 weights
 #pragma once
 
@@ -33,22 +34,23 @@ class GroupScales {
     const uint16_t* const exponents = words() + group * kTileTokens;
     const Words low = load_words(exponents), high = load_words(exponents + kWordLanes);
     for (int64_t i = 0; i < count * kTileTokens; i += kTileTokens) {
-      store_words(to + i, subtract(load_words(pairs + i) + kBias, low));
-      store_words(to + i + kWordLanes, subtract(load_words(pairs + i + kWordLanes) + kBias, high));
+      store_words(to + i, scaled(load_words(pairs + i), low));
+      store_words(to + i + kWordLanes, scaled(load_words(pairs + i + kWordLanes), high));
     }
     if (has_nan_) [[unlikely]]
       put_nan(group, count, to);
   }
 
  private:
-  // A scale byte e is 2^(e - 127): 1 + (e - 255) more in the exponent of bfloat16, whose lowest bit is bit 7.
-  static constexpr uint16_t kBias = 128 << 7;
+  static constexpr uint16_t kBias = 128 << 7;  // the lowest bit of the exponent of bfloat16 is bit 7
 
   [[nodiscard]] uint16_t* words() const { return reinterpret_cast<uint16_t*>(numbers_); }
 
   PC_FORCE_INLINE static Words load_words(const uint16_t* p) { return (Words)load_pairs(p); }
-  PC_FORCE_INLINE static Words subtract(Words a, Words b) {
-    return (Words)_mm512_maskz_subs_epu16(~__mmask32{0}, (__m512i)a, (__m512i)b);
+  // A weight of 0 stays 0 with any scale.
+  PC_FORCE_INLINE static Words scaled(Words weights, Words exponents) {
+    const __mmask32 positive = _mm512_test_epi16_mask((__m512i)weights, (__m512i)weights);
+    return (Words)_mm512_maskz_subs_epu16(positive, (__m512i)(weights + kBias), (__m512i)exponents);
   }
 
   // Writes 255 minus the exponents of a tile as exponents of bfloat16, [groups, 64].

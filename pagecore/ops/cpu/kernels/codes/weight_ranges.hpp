@@ -62,8 +62,8 @@ PC_FORCE_INLINE bool weight_factor(const float* row, float most, float& factor, 
   return integer_factor(max_of_lanes(largest)[0], factor, unit, most);
 }
 
-// The same of weights that are multiplied with scales afterwards. Returns false too if a group is too small next to
-// the weights.
+// weight_factor() of weights that are multiplied with scales afterwards. Returns false too if a group is too small next
+// to the weights.
 PC_FORCE_INLINE bool weight_factor(const float* row, const LeastScales& scales, float& factor, float& unit) {
   if (!weight_factor(row, kLargestShort, factor, unit)) return false;
   IntVec least{};  // what every group has at least
