@@ -212,7 +212,7 @@ SHAPE, DTYPE, OPTION = errors.ShapeError, errors.UnsupportedDtype, errors.Unsupp
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((X, "int8"), OPTION, "format is 'int8'; use one of float8_e4m3fn.*nvfp4_4over6"),
+        ((X, "int8"), OPTION, "format is 'int8'; use one of float8_e4m3fn.*nvfp4_4over6, fp8_ds_mla.*, kivi4"),
         ((X, None), OPTION, "format is None"),
         ((X.astype(np.float64), "mxfp8"), DTYPE, "x is float64"),
         ((X.astype(np.int8), "mxfp8"), DTYPE, "x is int8"),

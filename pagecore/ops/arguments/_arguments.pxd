@@ -174,9 +174,9 @@ cdef object given_factor(StoredCache cache, object scale, object global_scale, s
 # ShapeError unless both have the same blocks, block_size and heads.
 cdef int check_stored(StoredCache keys, StoredCache values) except -1
 
-# The format of a name; sets `four_over_six` to True for "nvfp4_4over6". UnsupportedOption, with the list, for any
-# other name.
-cdef Format named_format(object name, bint* four_over_six) except *
+# The format of a name; sets `four_over_six` to True for "nvfp4_4over6". UnsupportedOption, with the list and `others`,
+# for any other name.
+cdef Format named_format(object name, bint* four_over_six, tuple others=*) except *
 
 # Numbers that share a stored scale; 0 for a row.
 cdef int64_t group_of(Format format) noexcept

@@ -100,14 +100,15 @@ cdef bint read_format(object format, StoredCache keys, StoredCache values) excep
     return four_over_six
 
 
-cdef Format named_format(object name, bint* four_over_six) except *:
+cdef Format named_format(object name, bint* four_over_six, tuple others=()) except *:
     four_over_six[0] = isinstance(name, str) and name == FOUR_OVER_SIX
     if four_over_six[0]:
         return Format.NVFP4
     if isinstance(name, str) and name in SEALED_FORMATS:
         as_format(name)  # raises
     if not isinstance(name, str) or name not in NAMES[1:]:
-        raise UnsupportedOption(f"format is {shown(name)}; use one of {', '.join((*NAMES[1:], FOUR_OVER_SIX))}")
+        known = (*NAMES[1:], FOUR_OVER_SIX, *others)
+        raise UnsupportedOption(f"format is {shown(name)}; use one of {', '.join(known)}")
     return <Format><int>NAMES.index(name)
 
 

@@ -21,7 +21,7 @@ from pagecore.ops.cpu.codecs.affine_codes cimport AffineCodes
 
 import numpy as np
 
-from pagecore.arrays.dtypes.formats import SEALED_FORMATS as _BITS
+from pagecore.arrays.dtypes.formats import SEALED_FORMATS
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption, shown
 
 cdef enum:
@@ -29,7 +29,7 @@ cdef enum:
 
 
 cdef int64_t affine_bits(object name) except -1:
-    return _BITS.get(name, 0) if isinstance(name, str) else 0
+    return SEALED_FORMATS.get(name, 0) if isinstance(name, str) else 0
 
 
 cdef int check_row_format(object format, object axis, object group) except -1:
@@ -37,7 +37,7 @@ cdef int check_row_format(object format, object axis, object group) except -1:
         name = "group" if axis is None else "axis"
         raise UnsupportedOption(
             f"{name} is {shown(group if axis is None else axis)} and format is {shown(format)}; only "
-            f"{' and '.join(_BITS)} take it"
+            f"{' and '.join(SEALED_FORMATS)} take it"
         )
     return 0
 

@@ -34,12 +34,15 @@ from pagecore.ops.cpu.latent.latent cimport LatentFormat
 import numpy as np
 
 from pagecore.arrays.dtypes.dtype import DTYPES, as_dtype
+from pagecore.arrays.dtypes.formats import SEALED_FORMATS
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.ops.arguments._arguments import NAMES as _NAMES
 from pagecore.ops.latent._latent import LATENT_ROW_BYTES as _ROW_BYTES, PACKED_LATENT_DIMS as _LATENT_DIMS
 
 cdef enum:
     PLAIN = 0  # of LatentFormat
+
+cdef tuple _OTHER_FORMATS = (*_ROW_BYTES, *SEALED_FORMATS)  # those that write_kv does not take
 
 
 def quantize(x, format, scale=None, *, axis=None, group=None, stream=None):
@@ -113,7 +116,7 @@ def quantize(x, format, scale=None, *, axis=None, group=None, stream=None):
     check_row_format(format, axis, group)
     if is_latent_format(format):
         return quantize_latents(x, format, scale, stream), None
-    cdef Format kind = named_format(format, &four_over_six)
+    cdef Format kind = named_format(format, &four_over_six, _OTHER_FORMATS)
     cdef Tensor numbers = float_array(x, "x")
     check_rows(numbers, "x")
     find_place(&place, numbers, "x", x, stream)
@@ -203,7 +206,7 @@ def dequantize(codes, format, scales=None, scale=None, dtype="float32", *, axis=
     check_row_format(format, axis, None)
     if is_latent_format(format):
         return dequantize_latents(codes, format, scales, scale, target.code, stream)
-    cdef Format kind = named_format(format, &four_over_six)
+    cdef Format kind = named_format(format, &four_over_six, _OTHER_FORMATS)
     cdef Tensor stored = any_tensor(codes, "codes")
     check_rows(stored, "codes")
     if stored.dtype_code != code_dtype(kind):
