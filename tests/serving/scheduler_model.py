@@ -128,9 +128,10 @@ class SchedulerModel:
             return None
         step = ModelStep(rows, counts, sum(not row.is_prompt for row in rows))
         self.encoded = {}
-        for place, (row, count) in enumerate(zip(rows, counts, strict=True)):
+        for row, count in zip(rows, counts, strict=True):
             self.list_outputs(step, row, count)
-            step.encoder_spans += [(place, *span) for span in self.encode(row, count)]
+            self.encode(row, count)
+        step.encoder_spans = [(rows.index(row), *span, digest) for digest, (row, *span) in self.encoded.items()]
         if self.ratio is not None and before == self.preemptions:
             least = self.first_ratio * 0.14
             self.ratio = max(self.ratio - (self.first_ratio - least) / 600, least)
@@ -248,31 +249,28 @@ class SchedulerModel:
     def missing_outputs(self, row, count):
         """Return the spans that the next tokens of a prompt are in and whose outputs are nowhere."""
         computed, length = row.sequence.num_computed_tokens, len(row.request.prompt)
-        ends = [(first, min(last, length), digest) for first, last, digest in row.request.spans or ()]
         return [
             (first, last, digest)
-            for first, last, digest in ends
-            if computed < last and first < computed + count and row.is_prompt
-            if digest not in self.outputs and digest not in self.encoded
+            for first, last, digest in row.request.spans or ()
+            if computed < min(last, length) and first < min(computed + count, length) and row.is_prompt
+            if digest not in self.outputs
         ]
 
     def before_span(self, row, count):
         """Return `count`, or the tokens before the first span whose output no longer fits the step."""
-        coming = dict(self.encoded)
+        coming = {digest: last - first for digest, (_, first, last) in self.encoded.items()}
         for first, last, digest in self.missing_outputs(row, count):
-            coming.setdefault(digest, last - first)
+            coming[digest] = max(last - first, coming.get(digest, 0))
             if sum(coming.values()) > self.encoder:
                 return max(first - row.sequence.num_computed_tokens, 0)
         return count
 
     def encode(self, row, count):
-        """Note the outputs that a part of a prompt needs; return the first span of each."""
-        spans = []
+        """Note the longest span of each digest whose output a part of a prompt needs."""
         for first, last, digest in self.missing_outputs(row, count):
-            if digest not in self.encoded:
-                self.encoded[digest] = last - first
-                spans.append((first, last, digest))
-        return spans
+            _, start, end = self.encoded.get(digest, (row, 0, 0))
+            if last - first > end - start:
+                self.encoded[digest] = row, first, last
 
     def order(self):
         late = [row for row in self.waiting if self.is_late(row)]

@@ -8,7 +8,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pagecore.serving.scheduling.parts import longest_span
 from pagecore.serving.scheduling.request import QueueFull, Request, RequestError
 from pagecore.serving.scheduling.scheduler import Scheduler
 from tests.faults import is_full
@@ -125,8 +124,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             limits = self.scheduler.max_length, self.scheduler.max_running
             if request.num_slots > limits[0] or samples > limits[1]:
                 return
-            if longest_span(spans, prompt) > (self.encoder or prompt):
-                with pytest.raises(RequestError, match=f"needs {longest_span(spans, prompt)} encoder tokens"):
+            longest = max((last - first for first, last, _ in spans if first < prompt), default=0)
+            if self.encoder and longest > self.encoder:
+                with pytest.raises(RequestError, match=f"needs {longest} encoder tokens"):
                     self.scheduler.add(request)
                 return
             self.number += 1

@@ -7,7 +7,7 @@ import pytest
 
 from pagecore import AttentionSpec, EmbeddingCache, PagedKVCache, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.serving import DraftTree, Request, RequestError, Scheduler
-from pagecore.serving.scheduling.parts import PromptParts, longest_span
+from pagecore.serving.scheduling.parts import PromptParts
 
 PROMPT = [1] * 8 + [9] * 8 + [2] * 8
 CAT, DOG = [(8, 16, b"cat")], [(8, 16, b"dog")]
@@ -263,7 +263,10 @@ def test_whole_spans_hold_in_random_schedules(seed):
         edges = np.unique(random.integers(0, 220, int(random.integers(0, 12)))).tolist()
         spans = [(start, end, start % 3) for start, end in zip(edges[::2], edges[1::2], strict=False)]
         requests.append(Request(number, random.integers(0, 2, length), int(random.integers(1, 30)), spans=spans))
-    served = [each for each in requests if longest_span(each.spans, len(each.prompt)) <= 50]
+    served = []
+    for each in requests:
+        lengths = [last - first for first, last, _ in each.spans if first < len(each.prompt)]
+        served += [each] if max(lengths, default=0) <= 50 else []
     assert len(served) > 15
     for request, ends in zip(served, ends_of(scheduler, *served), strict=True):
         length = len(request.prompt)
@@ -303,9 +306,40 @@ def test_without_kept_outputs_each_part_of_a_span_counts():
     assert encoded == [[b"cat"], [b"cat"], [b"dog"], []]
 
 
+@pytest.mark.parametrize(
+    ("budget", "first", "others", "counts", "encoded"),
+    [
+        (None, (10, 30, b"cat"), [(0, 20, b"cat")], [12, 24], [(0, 10, 30, b"cat")]),  # an encoder makes all of it
+        (21, (10, 30, b"cat"), [(0, 19, b"dog")], [12], [(0, 10, 30, b"cat")]),
+        (21, (2, 7, b"cat"), [(0, 20, b"cat")], [12, 24], [(1, 0, 20, b"cat")]),  # the longest of a digest
+        (21, (2, 7, b"cat"), [(0, 10, b"cat"), (10, 22, b"dog")], [12, 10], [(1, 0, 10, b"cat")]),
+    ],
+)
+def test_encoder_outputs_count_and_are_listed_whole(budget, first, others, counts, encoded):
+    scheduler = make(max_encoder_tokens=budget)
+    scheduler.add(Request(0, np.zeros(12, np.int32), 1, spans=[first]))
+    scheduler.add(Request(1, np.ones(24, np.int32), 1, spans=others))
+    step = scheduler.schedule()
+    assert step.counts == counts
+    assert step.encoder_spans == encoded
+
+
+def test_spans_after_a_prompt_need_no_encoder():
+    scheduler = make(max_encoder_tokens=5, chunked_prefill_size=24)
+    scheduler.add(Request(0, np.zeros(12, np.int32), 12, spans=[(13, 30, b"cat")], max_reused_tokens=0))
+    for number in range(8):
+        step = scheduler.schedule()
+        assert step.encoder_spans == []
+        scheduler.commit(step)
+        scheduler.accept(step, [5])
+        if number == 5:
+            scheduler.preempt_all()
+    assert scheduler.num_preemptions == 1
+
+
 def test_an_encoder_output_above_the_budget_is_refused():
     scheduler = make(max_encoder_tokens=10, embeddings={b"cat"})
-    with pytest.raises(RequestError, match="needs 11 encoder tokens in one step; a step may compute 10: raise max_enc"):
+    with pytest.raises(RequestError, match="needs 86 encoder tokens in one step; a step may compute 10: raise max_enc"):
         scheduler.add(Request(0, PROMPT, 1, spans=[(13, 99, b"cat")]))
     assert not scheduler.waiting
     for options, error in [

@@ -3,8 +3,9 @@
 An encoder takes as long for an image as the decoder for many tokens of text: a step that computes the first tokens of
 ten images makes all decodes wait for ten passes of the encoder. A budget limits the tokens of these outputs. An output
 counts if a step computes tokens of its span, or of a prompt with cross attention that has not written it, and if it is
-neither kept from earlier steps nor needed by an earlier row of the same step. A part of a prompt ends in front of the
-span whose output no longer fits:
+not kept from earlier steps. It counts once for all rows of the step, with the tokens of its longest span: an encoder
+computes the whole output, also of a span of which the step or even the prompt has only a part. A part of a prompt ends
+in front of the span whose output no longer fits:
 
     |---- text ----|== image, 700 ==|-- text --|== image, 700 ==|---|    budget: 1,000 encoder tokens
     first part: ------------------------------>|
@@ -23,16 +24,17 @@ from pagecore.errors import UnsupportedOption
 from pagecore.storage.checks import shown
 
 if TYPE_CHECKING:
+    from pagecore.cache.prefix.retention import Spans
     from pagecore.serving.scheduling.request import Run
 
-__all__ = ["UNLIMITED", "EncoderLoad", "EncoderSpan", "Outputs", "check_outputs", "encoder_spans"]
+__all__ = ["UNLIMITED", "EncoderLoad", "EncoderSpan", "Outputs", "check_outputs", "encoder_spans", "longest_output"]
 
 # Digests of the encoder outputs that are kept from earlier steps.
 Outputs = Container[bytes | int]
 
 
 class EncoderSpan(NamedTuple):
-    """A span whose embeddings a step needs: its row in the step, its positions [start, end) in the prompt."""
+    """A span whose embeddings a step needs: its row in the step, its positions [start, end), also past the prompt."""
 
     row: int
     start: int
@@ -49,23 +51,30 @@ def check_outputs(embeddings: Outputs) -> Outputs:
     return embeddings
 
 
+def longest_output(spans: Spans, length: int) -> int:
+    """Return the most tokens that an output for a prompt of `length` tokens has."""
+    return max((last - first for first, last, _ in spans if first < length), default=0)
+
+
 def _spans(run: Run, count: int, outputs: Outputs) -> Iterator[tuple[int, int, bytes | int]]:
     """Yield the spans of which the next `count` tokens of a prompt have a part and whose outputs are not kept."""
     computed, length = run.sequence.num_computed_tokens, len(run.request.prompt)
     for first, last, digest in run.request.spans or ():
-        if first >= computed + count:
+        if first >= min(computed + count, length):
             return
         if min(last, length) > computed and digest not in outputs:
-            yield first, min(last, length), digest
+            yield first, last, digest
 
 
 def encoder_spans(runs: list[Run], counts: list[int], num_decodes: int, outputs: Outputs) -> list[EncoderSpan]:
-    """Return the spans whose outputs the rows of a step need and that are not kept; the first span of each digest."""
+    """Return the spans whose outputs the rows of a step need and that are not kept; the longest span of each digest."""
     found: dict[bytes | int, EncoderSpan] = {}
     for row in range(num_decodes, len(runs)):
         if runs[row].request.spans is not None:
             for first, last, digest in _spans(runs[row], counts[row], outputs):
-                found.setdefault(digest, EncoderSpan(row, first, last, digest))
+                known = found.get(digest)
+                if known is None or last - first > known.end - known.start:
+                    found[digest] = EncoderSpan(row, first, last, digest)
     return list(found.values())
 
 
@@ -83,12 +92,12 @@ class EncoderLoad:
     def __init__(self, most: int | None, outputs: Outputs) -> None:
         self._left = most
         self._outputs = outputs
-        self._keys: set[Hashable] = set()
+        self._sizes: dict[Hashable, int] = {}  # tokens of each output that counts
 
     def copy(self) -> EncoderLoad:
         """Return a load to which parts can be added on trial."""
         load = EncoderLoad(self._left, self._outputs)
-        load._keys = set(self._keys)
+        load._sizes = dict(self._sizes)
         return load
 
     def fit(self, run: Run, count: int) -> int:
@@ -96,11 +105,9 @@ class EncoderLoad:
         left = self._left
         if left is None:
             return count
-        keys: set[Hashable] = set()
+        sizes = dict(self._sizes)
         for first, size, key in self._needed(run, count):
-            if key not in keys:
-                keys.add(key)
-                left -= size
+            left -= _enlarge(sizes, key, size)
             if left < 0:
                 return max(first - run.sequence.num_computed_tokens, 0)
         return count
@@ -109,22 +116,25 @@ class EncoderLoad:
         """Count the outputs that a part of a prompt needs."""
         if self._left is None:
             return
-        for _, size, key in list(self._needed(run, count)):
-            if key not in self._keys:
-                self._keys.add(key)
-                self._left -= size
+        for _, size, key in self._needed(run, count):
+            self._left -= _enlarge(self._sizes, key, size)
 
     def _needed(self, run: Run, count: int) -> Iterator[tuple[int, int, Hashable]]:
-        """Yield position, tokens and key of each output that a part needs and that does not count yet."""
+        """Yield position, tokens and key of each output that a part needs and that is not kept."""
         request, sequence = run.request, run.sequence
         if request.cross_tokens and not sequence.is_cross_written:
             digest = request.cross_digest
             key = run if digest is None else (request.namespace, digest)
-            if key not in self._keys:
-                yield sequence.num_computed_tokens, request.cross_tokens, key
+            yield sequence.num_computed_tokens, request.cross_tokens, key
         for first, last, digest in _spans(run, count, self._outputs):
-            if digest not in self._keys:
-                yield first, last - first, digest
+            yield first, last - first, digest
+
+
+def _enlarge(sizes: dict[Hashable, int], key: Hashable, size: int) -> int:
+    """Let an output have `size` tokens or more; return the tokens that it gains."""
+    gained = max(size - sizes.get(key, 0), 0)
+    sizes[key] = sizes.get(key, 0) + gained
+    return gained
 
 
 # For parts whose outputs count elsewhere; nothing is added to it.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pagecore.cache.memory.demand import PROMPT_TOKENS
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.serving.scheduling.encoding import check_outputs
+from pagecore.serving.scheduling.encoding import check_outputs, longest_output
 from pagecore.serving.scheduling.future import future_ratios
 from pagecore.serving.scheduling.parts import PromptParts, choose_parts, longest_span
 from pagecore.serving.scheduling.request import RequestError
@@ -121,9 +121,9 @@ class Limits:
     def check_encoder(self, request: Request) -> None:
         """Raise `RequestError` for encoder outputs that no step may compute.
 
-        The first step of a request computes what cross attention reads, and may begin with the longest span.
+        The first step of a request computes what cross attention reads, and may begin with the longest output.
         """
-        needed = longest_span(request.spans or (), len(request.prompt)) + (request.cross_tokens or 0)
+        needed = longest_output(request.spans or (), len(request.prompt)) + (request.cross_tokens or 0)
         if self.encoder_tokens is not None and needed > self.encoder_tokens:
             raise RequestError(
                 f"request {request.id} needs {needed} encoder tokens in one step; a step may compute "

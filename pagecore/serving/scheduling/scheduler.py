@@ -101,13 +101,14 @@ class Scheduler(SchedulerSteps):
         reused may end inside a span.
     max_encoder_tokens : int, optional
         Maximum number of tokens of the encoder outputs that one step makes necessary, such as the embeddings of images,
-        or what cross attention reads. A part of a prompt ends in front of the span whose output no longer fits.
-        A prompt that begins with that span waits for a later step, and no other prompt passes it. By default any
-        number.
+        or what cross attention reads. Outputs count whole, also if the step or the prompt has only a part of the span.
+        A part of a prompt ends in front of the span whose output no longer fits. A prompt that begins with that span
+        waits for a later step, and no other prompt passes it. By default any number.
     embeddings : container of (bytes or int)
         The encoder outputs that the engine keeps, asked by the digests of spans: an `EmbeddingCache`, or a set. An
-        output that is kept, or that another row of the step needs, is not computed and does not count. Empty by
-        default: a step then computes the outputs of all spans of which it computes tokens.
+        output that is kept, or that another row of the step needs, is not computed and does not count. What is kept
+        when a step is scheduled must stay until the step has run. Empty by default: a step then computes the outputs of
+        all spans of which it computes tokens.
     share_prompts : bool
         If True, a request waits one step for the blocks of its prompt that another request computes in this step, and
         then reuses them. Up to `max_running` requests wait in a step, and others pass them.

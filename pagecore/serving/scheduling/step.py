@@ -70,7 +70,8 @@ class Step:
         In a step with trees of drafts, the parents of the tokens of each row, as for `PagedKVCache.prepare`.
     encoder_spans : list of EncoderSpan
         The spans whose outputs the step needs and the `embeddings` of the scheduler do not have, as (row, start, end,
-        digest); of equal digests the first one.
+        digest); of equal digests the longest one. The output has ``end - start`` tokens, also if the span goes past the
+        end of its prompt.
     accepted : list of int, optional
         Tokens that each output gains; set by the commit of a step with drafts.
     index_ns : int
