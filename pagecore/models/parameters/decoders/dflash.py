@@ -42,18 +42,19 @@ def add_dflash(tally: Tally, config: Any, whole: Fields, fields: Fields, model_t
         )
     fields.defaults = {**fields.defaults, "attention_bias": False}
     hidden, options = fields.integer("hidden_size"), whole.inner("dflash_config")
+    has_sinks = options.switch("attention_sink_bias", whole.switch("add_swa_attention_sink_bias", False))
     for number, spec in enumerate(layers):
         tally.module = f"model.layers.{number}.self_attn"
         add_attention(tally, fields, QWEN_3, spec)
+        tally.add(has_sinks * fields.integer("num_attention_heads"))
         tally.module = f"model.layers.{number}.mlp"
         add_mlp(tally, fields, QWEN_3, fields.integer("intermediate_size"))
     tally.module = "model"
     tally.norm(hidden, copies=2 * len(layers) + 2)
-    if options.switch("use_aux_hidden_state", True):
+    read = _num_layers_read(whole, len(layers))
+    if read:
         target = whole.given("target_hidden_size")
         inputs = hidden if target is None else whole.integer("target_hidden_size")
-        listed = options.given("target_layer_ids")
-        read = len(listed) if isinstance(listed, list | tuple) and listed else len(layers)
         tally.linear(read * inputs, hidden, split=Split.COPY, name="fc")
     if whole.given("draft_vocab_size") is not None:
         rows = whole.integer("draft_vocab_size")
@@ -61,3 +62,21 @@ def add_dflash(tally: Tally, config: Any, whole: Fields, fields: Fields, model_t
             tally.add(rows * hidden, Kind.EMBEDDING, Split.TENSOR)
             tally.head += rows * hidden
     return max(spec.num_kv_heads for spec in layers)
+
+
+def _num_layers_read(whole: Fields, num_layers: int) -> int:
+    """Return the number of the model's layers whose hidden states the draft reads: `num_layers` if it lists none."""
+    options = whole.inner("dflash_config")
+    eagle = whole.inner("eagle_config") if whole.has_object("eagle_config") else Fields({}, whole.source)
+    reads = True
+    for part in (whole, eagle, options):
+        reads = part.switch("use_aux_hidden_state", reads)
+    listed = (
+        whole.given("eagle_aux_hidden_state_layer_ids"),
+        options.given("target_layer_ids"),
+        whole.given("target_layer_ids"),
+        options.given("layer_ids"),
+        eagle.given("layer_ids"),
+    )
+    found = (len(ids) for ids in listed if isinstance(ids, list | tuple) and ids)
+    return next(found, num_layers) if reads else 0
