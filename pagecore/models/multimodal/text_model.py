@@ -84,7 +84,7 @@ def _text_model(whole: Fields) -> tuple[str, Fields]:
     fields = whole.inner("text_config")
     if fields.given("model_type") not in (None, expected, RENAMED.get(expected)):
         raise UnsupportedOption(
-            f"{whole.source}: {fields.describe('model_type')}; the text model of a {model_type} must be a {expected}"
+            f"{whole.source}: {fields.describe('model_type')}; expected {expected}, the text model of {model_type}"
         )
     return expected, fields
 

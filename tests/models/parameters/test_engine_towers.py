@@ -199,7 +199,7 @@ def test_openpangu_vl_reads_layers_of_its_tower(act, read):
     text = count_parameters({**SMALL, "model_type": "openpangu_dense"}).total
     assert count_parameters(config).total == text + tower + projector
     other = config | {"text_config": SMALL | {"model_type": "openpangu_vl_text"}}
-    with pytest.raises(UnsupportedOption, match="openpangu_vl must be a openpangu_dense"):
+    with pytest.raises(UnsupportedOption, match="expected openpangu_dense, the text model of openpangu_vl"):
         specs_from_config(other)
 
 

@@ -156,8 +156,8 @@ _OTHERS: Mapping[str, Callable[[Tally, Fields, Fields, int], None]] = {
     "vibevoice_acoustic_tokenizer_encoder": add_vibevoice_encoder,
     "whisper": _add_whisper,
 }
-# Models whose encoder is in another field, which does not name it.
-_NAMED: Mapping[str, tuple[str, str]] = {
+# Fields and types of encoders whose object is in another field and does not name its type.
+_OWN_FIELDS: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys((*WITH_RADIO, "nemotron_h_omni"), ("sound_config", "parakeet")),
     "midashenglm": ("audio_encoder_config", "midashenglm_dasheng_encoder"),
 }
@@ -175,7 +175,7 @@ def add_audio(tally: Tally, whole: Fields, text_hidden: int) -> None:
     UnsupportedOption
         An encoder of an unknown type.
     """
-    own = _NAMED.get(str(whole.given("model_type")))
+    own = _OWN_FIELDS.get(str(whole.given("model_type")))
     if own is not None and whole.has_object(own[0]):
         _OTHERS[own[1]](tally, whole, whole.inner(own[0]), text_hidden)
     for name in AUDIO_PARTS:
