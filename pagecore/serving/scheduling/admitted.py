@@ -1,4 +1,4 @@
-"""The runs that a scheduler has admitted, and their ways from the queue and back; R1 to R3 of `roster.py`."""
+"""Admission, preemption and cancellation of runs; R1 to R3 of `roster.py`."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def select(roster: Roster, limits: Limits, drafts: Drafts | None = None) -> tupl
         if not budget:
             break
         count = limits.parts.count(run, budget, rows.load)
-        if not count:  # a span of it waits for a step with more room, and no other prompt passes it
+        if not count:  # a span waits for a step with more room or encoder budget, and no other prompt passes it
             rows.trees_delay_span = limits.parts.trees_delay(run, budget, rows.load)
             return rows, 0
         rows.add(run, count)

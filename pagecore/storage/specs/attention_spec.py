@@ -48,6 +48,8 @@ class AttentionSpec:
         default they are stored in `dtype`.
     value_format : str, optional
         Format of the values, if it is another than that of the keys; keys without a format are stored in `dtype`.
+        Values without a format next to keys with one cannot be expressed. If it equals `format`, it becomes None:
+        ``dataclasses.replace(spec, format=...)`` then changes both.
     key_scale, value_scale : float or sequence of float, optional
         Given factor of the stored numbers, for the layer or for each key-value head: of the formats "float8_e4m3fn" and
         "float8_e5m2", and the global scale of "nvfp4", a float. The other formats compute their scales.
