@@ -12,7 +12,7 @@ import pytest
 
 from pagecore.ops.cpu import _cpu
 
-# What a failed test raises: `pytest.raises` of nothing is no Exception.
+# Errors of a test; pytest.fail raises a BaseException.
 FAILURES = (Exception, pytest.fail.Exception)
 ISAS = _cpu.available_isas()
 

@@ -15,7 +15,7 @@ LAST = 8
 
 def _is_of_scalars(value: Any) -> bool:
     """Return True for a tuple whose `repr` shows all of it."""
-    return isinstance(value, tuple) and all(isinstance(each, str | int | float) for each in value)
+    return isinstance(value, tuple) and all(isinstance(each, str | int | float | None) for each in value)
 
 
 def repeated(oracle: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
