@@ -21,7 +21,7 @@ from pagecore.ops.index_checks._index_checks cimport check_index_apart, lowest_b
 from pagecore.errors import UnsupportedOption, shown
 from pagecore.ops.arguments.sealed_blocks import SealedBlocks as _SealedBlocks
 
-NAMES = ("key", "value", "key_scale", "value_scale")
+_PLANES = ("key", "value", "key_scale", "value_scale")
 
 
 def seal_kv(key_cache, value_cache, sealed, pairs, *, null_block=True, stream=None):
@@ -86,7 +86,7 @@ def seal_kv(key_cache, value_cache, sealed, pairs, *, null_block=True, stream=No
     cdef Sealed planes = sealed_planes(
         sealed.key, sealed.value, sealed.key_scale, sealed.value_scale, key, value, &place)
     cdef list written = [planes.key, planes.value, planes.key_scale, planes.value_scale]
-    for name, plane in zip(NAMES, written):
+    for name, plane in zip(_PLANES, written):
         check_writable(plane, f"sealed {name}")
         check_own_elements(plane, f"sealed {name}")
     check_all_apart(written, "sealed", [key, value], "cache", True)
