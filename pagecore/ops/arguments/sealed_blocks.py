@@ -23,8 +23,8 @@ class SealedBlocks(NamedTuple):
     value_scale : array, [num_blocks, block_size, Hkv, groups, 2]
         float32, float16 or bfloat16: the scale of each group of channels, then its least number.
     block_table : integers, [num_rows, max_blocks]
-        Sealed blocks of each sequence in the order of its tokens. It has as many rows as the `block_table` of
-        `paged_attention`, and `rows` picks from both.
+        Sealed blocks of each sequence in the order of its tokens. Row i belongs to row i of the `block_table` of
+        `paged_attention`; `rows` picks rows of both.
     lens : integers, [B]
         Tokens of each sequence in sealed blocks, a multiple of the block size.
     """
