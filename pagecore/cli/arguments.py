@@ -200,6 +200,9 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         metavar="FORMAT",
         help="format of stored keys and values: auto (the config's), none, float8_e4m3fn, int8_token, nvfp4 ...",
     )
+    parser.add_argument(
+        "--value-format", metavar="FORMAT", help="format of stored values, if it is another than that of keys"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the plan to FILE")
     parser.set_defaults(command=commands.show_plan)
 

@@ -142,6 +142,7 @@ def show_plan(arguments: argparse.Namespace) -> int:
         checkpoint_format=arguments.checkpoint_format,
         dtype=arguments.dtype,
         format=None if arguments.kv_format == "none" else arguments.kv_format,
+        value_format=arguments.value_format,
     )
     print_table(f"pagecore plan {arguments.model}", plan_rows(plan))
     tables = {"memory": class_columns(plan), "groups": group_columns(plan), "states": state_columns(plan)}

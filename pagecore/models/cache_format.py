@@ -6,16 +6,18 @@ Sources: `kv_cache_scheme` of compressed-tensors and ModelOpt, `kv_cache_quant_a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pagecore.arrays import DType, as_dtype
 from pagecore.arrays.dtypes.formats import FORMATS
 from pagecore.errors import UnsupportedDtype, UnsupportedOption
 from pagecore.models.config_files.fields import Fields, shown
+from pagecore.storage import AttentionSpec, LatentSpec
 from pagecore.storage.specs.spec import CACHE_DTYPES
 
-__all__ = ["quantization_of", "requested_format", "stored_dtype"]
+__all__ = ["quantization_of", "requested_format", "stored_dtype", "with_value_format"]
 
 _ALGORITHMS: Mapping[str, str] = {"FP8": "float8_e4m3fn", "NVFP4": "nvfp4"}
 # (type, bits) of a scheme: the format for a scale of the layer or of each head, for one of each token, and for one of
@@ -81,6 +83,39 @@ def requested_format(whole: Fields, text: Fields, format: str | None) -> str | N
         return format
     fields = quantization_of(whole, text)
     return None if fields is None else _of_config(fields)
+
+
+def with_value_format(specs: Iterable[Any], value_format: str | None, who: str) -> list[Any]:
+    """Return the specs of a model, those with keys and values with another format of the values.
+
+    Equal specs stay one object. Other specs (states, rows, aliases) are not changed.
+
+    Parameters
+    ----------
+    specs : iterable of specs
+    value_format : str or None
+        As for `AttentionSpec`; None changes nothing.
+    who : str
+        Source of the specs in messages.
+
+    Raises
+    ------
+    UnsupportedOption
+        An unknown format, or layers that store latents or no keys and values.
+    ShapeError
+        The groups of the format do not divide the dim of the values.
+    """
+    given = list(specs)
+    if value_format is None:
+        return given
+    attending = {spec: replace(spec, value_format=value_format) for spec in given if isinstance(spec, AttentionSpec)}
+    has_latents = any(isinstance(spec, LatentSpec) for spec in given)
+    if has_latents or not attending:
+        raise UnsupportedOption(
+            f"{who}: value_format is {shown(value_format)}, but the layers store "
+            f"{'latents' if has_latents else 'no keys and values'}; leave it out, or pass format="
+        )
+    return [attending[spec] if isinstance(spec, AttentionSpec) else spec for spec in given]
 
 
 def quantization_of(whole: Fields, text: Fields) -> Fields | None:

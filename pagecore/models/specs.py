@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, SupportsIndex
 
-from pagecore.models.cache_format import requested_format, stored_dtype
+from pagecore.models.cache_format import requested_format, stored_dtype, with_value_format
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.config_files.open_config import open_config
 from pagecore.models.encoders.specs import has_encoder, read_encoder_decoder
@@ -33,6 +34,7 @@ def specs_from_config(
     dtype: object = "auto",
     sinks: Sinks | None = None,
     format: str | None = "auto",
+    value_format: str | None = None,
     block_size: SupportsIndex | None = None,
 ) -> list[ModelSpec]:
     """Return the spec of each layer of a Hugging Face model, for `PagedKVCache(layers=...)`.
@@ -58,6 +60,9 @@ def specs_from_config(
         stores them in `dtype`. "auto" uses the one that the config's `quantization_config` asks for (`kv_cache_scheme`
         of compressed-tensors and ModelOpt, `kv_cache_quant_algo` of ModelOpt), else none. Scales are weights and not
         part of a config; pass those of a checkpoint by ``dataclasses.replace(spec, key_scale=..., value_scale=...)``.
+    value_format : str, optional
+        Format of stored values, if it is another than that of keys, as for `AttentionSpec`. Layers with latents have
+        none.
     block_size : int, optional
         Tokens of a block of the cache, for models with rows of several tokens (`RowSpec`); by default the least
         multiple of 16 that suits all of them.
@@ -78,11 +83,14 @@ def specs_from_config(
         message names file and field.
     UnsupportedOption
         The `model_type` is unknown, its attention is not supported, or no format stores the keys and values as the
-        config asks; the message names the field.
+        config asks; the message names the field. Or `value_format` of layers with latents.
     UnsupportedDtype
         A cache cannot have the dtype.
     """
-    return list(read_model_config(config, dtype=dtype, sinks=sinks, format=format, block_size=block_size).layers)
+    model = read_model_config(
+        config, dtype=dtype, sinks=sinks, format=format, value_format=value_format, block_size=block_size
+    )
+    return list(model.layers)
 
 
 def read_model_config(
@@ -91,6 +99,7 @@ def read_model_config(
     dtype: object = "auto",
     sinks: Sinks | None = None,
     format: str | None = "auto",
+    value_format: str | None = None,
     block_size: SupportsIndex | None = None,
 ) -> ModelConfig:
     """Return the specs together with the model's type and maximum length.
@@ -104,7 +113,16 @@ def read_model_config(
     whole = open_config(config)
     given_type = whole.given("model_type")
     if isinstance(given_type, str) and has_encoder(given_type):
-        return read_encoder_decoder(whole, given_type, dtype, sinks, format)
+        model = read_encoder_decoder(whole, given_type, dtype, sinks, format)
+    else:
+        model = _read_decoder(whole, dtype, sinks, format, block_size)
+    return replace(model, layers=tuple(with_value_format(model.layers, value_format, whole.source)))
+
+
+def _read_decoder(
+    whole: Fields, dtype: object, sinks: Sinks | None, format: str | None, block_size: SupportsIndex | None
+) -> ModelConfig:
+    """Return the specs of a model without an encoder of text."""
     model_type, fields = text_model(whole)
     family = FAMILIES[model_type]
     fields.defaults = {"max_position_embeddings": None, **family.defaults}

@@ -137,6 +137,7 @@ def plan_model(
     context: SupportsIndex | Iterable[SupportsIndex] | None = None,
     dtype: object = "auto",
     format: str | None = "auto",
+    value_format: str | None = None,
     state_ratio: SupportsFloat = 0.9,
     device: str = "cpu",
     device_memory: int | str | None = None,
@@ -151,7 +152,7 @@ def plan_model(
     Parameters
     ----------
     config : str, path or dict
-        As for `specs_from_config`, as are `dtype` and `format`.
+        As for `specs_from_config`, as are `dtype`, `format` and `value_format`.
     memory : int, str or float, optional
         Memory for keys, values and states on one rank, as for `plan_memory`.
     ranks, state_ratio, device
@@ -184,7 +185,7 @@ def plan_model(
         raise ShapeError(
             f"memory is {shown(memory)} and device_memory is {shown(device_memory)}; give exactly one of them"
         )
-    model = read_model_config(config, dtype=dtype, format=format, block_size=block_size)
+    model = read_model_config(config, dtype=dtype, format=format, value_format=value_format, block_size=block_size)
     needed = (spec.block_size for spec in model.layers if isinstance(spec, RowSpec) and spec.block_size)
     size = next(needed, 16) if block_size is None else block_size
     if checkpoint_format is not None:

@@ -63,6 +63,22 @@ def test_a_format_of_the_cache_changes_the_bytes(capsys, tmp_path):
     assert blocks == {"none": 20480, "float8_token": 39718, "nvfp4": 72817}
 
 
+def test_values_in_another_format_than_keys_are_planned(capsys, tmp_path):
+    llama, out_file = Path(__file__).parents[1] / "models" / "llama-3.1-8b.json", tmp_path / "plan.json"
+    found = {}
+    for keys, values in (("none", "int4_token"), ("float8_e4m3fn", "nvfp4"), ("nvfp4", "nvfp4")):
+        options = ["--memory", "40GiB", "--kv-format", keys, "--value-format", values, "--json", out_file]
+        code, _, err = call(capsys, "plan", llama, *options)
+        assert (code, err) == (0, "")
+        found[keys, values] = json.loads(out_file.read_text())["bytes_per_token"]
+    # 32 layers, 8 heads of 128 numbers: keys, then codes and scales of values.
+    assert found == {
+        ("none", "int4_token"): 32 * 8 * (256 + 64 + 4),
+        ("float8_e4m3fn", "nvfp4"): 32 * 8 * (128 + 64 + 8),
+        ("nvfp4", "nvfp4"): 32 * 8 * 2 * (64 + 8),
+    }
+
+
 def test_latents_of_deepseek_v3_are_counted(capsys, tmp_path):
     deepseek, out_file = Path(__file__).parents[1] / "models" / "deepseek-v3.json", tmp_path / "plan.json"
     blocks = {}
@@ -153,6 +169,7 @@ def test_a_replay_of_a_model_with_states_reports_them(capsys, tmp_path, trace):
     [
         ([], "--memory"),
         (["--memory", "1GiB", "--kv-format", "fp7"], "format is 'fp7'; use one of"),
+        (["--memory", "1GiB", "--value-format", "none"], "value_format is 'none'; use one of"),
         (["--memory", "lots"], "memory is 'lots'"),
         (["--memory", "1KiB"], "two blocks"),
         (["--memory", "1GiB", "--ranks", "3"], "num_kv_heads is 8"),

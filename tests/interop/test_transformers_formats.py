@@ -32,6 +32,19 @@ def test_logits_are_near_those_of_the_models_dtype(family, format):
     assert cache.kv.spec(0).format == format
 
 
+@pytest.mark.parametrize("keys", [None, "float8_token"])
+def test_values_may_have_another_format_than_keys(keys):
+    model, ids = make_model("llama"), prompts(columns=30)
+    mask = left_padded(ids)
+    expected = logits(model, ids, mask, dynamic_cache(model))
+    cache = make_cache(model, format=keys, value_format="int8_token")
+    got = logits(model, ids, mask, cache)
+    assert 0 < (got - expected).norm() / expected.norm() < 0.08
+    assert (cache.kv.spec(0).format, cache.kv.spec(0).value_format) == (keys, "int8_token")
+    both = logits(model, ids, mask, make_cache(model, format="int8_token"))
+    assert (got - expected).norm() < (both - expected).norm() or keys
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_beams_and_reused_prefixes_give_the_tokens_of_a_fresh_cache(family):
     model, ids = make_model(family), prompts()
@@ -49,5 +62,9 @@ def test_a_format_beside_layers_is_refused():
     layers = [PagedCache(model, num_blocks=8).kv.spec(0)] * model.config.num_hidden_layers
     with pytest.raises(UnsupportedOption, match="format is 'nvfp4', and layers are given"):
         PagedCache(model, layers=layers, format="nvfp4", num_blocks=8)
+    with pytest.raises(UnsupportedOption, match="value_format is 'nvfp4', and layers are given"):
+        PagedCache(model, layers=layers, value_format="nvfp4", num_blocks=8)
     with pytest.raises(UnsupportedOption, match="format is 'fp7'; use one of float8_e4m3fn"):
         PagedCache(model, format="fp7", num_blocks=8)
+    with pytest.raises(UnsupportedOption, match="value_format is 'fp7'; use one of float8_e4m3fn"):
+        PagedCache(model, value_format="fp7", num_blocks=8)

@@ -1,5 +1,8 @@
 """The format that a checkpoint's config asks for."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from pagecore.errors import ShapeError, UnsupportedOption
@@ -8,6 +11,8 @@ from pagecore.models.parameters import weight_format
 from tests.models.published import PUBLISHED
 
 LLAMA = PUBLISHED["llama-3-8b"]
+MAMBA = {"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2}
+WHISPER = {"d_model": 64, "decoder_layers": 2, "decoder_attention_heads": 2}
 FP8 = {"dynamic": False, "num_bits": 8, "strategy": "tensor", "symmetric": True, "type": "float"}
 
 
@@ -124,3 +129,44 @@ def test_a_quantization_config_that_is_not_an_object_is_refused(given):
     with pytest.raises(ConfigError, match=r"text_config.quantization_config is"):
         read_model_config(nested)
     assert read_model_config(config, format=None).layers[0].format is None
+
+
+VALUES = "int4_token"
+
+
+def test_values_may_have_another_format_than_keys():
+    for format in (None, "float8_e4m3fn"):
+        specs = specs_from_config(LLAMA, format=format, value_format=VALUES)
+        assert {(spec.format, spec.value_format) for spec in specs} == {(format, VALUES)}
+        assert len({id(spec) for spec in specs}) == 1
+    assert specs_from_config(LLAMA, format=VALUES, value_format=VALUES) == specs_from_config(LLAMA, format=VALUES)
+    asked = specs_from_config(asking(kv_cache_scheme=FP8), value_format="nvfp4")
+    assert {(spec.format, spec.value_format) for spec in asked} == {("float8_e4m3fn", "nvfp4")}
+
+
+def test_only_layers_with_keys_and_values_have_a_format_of_values():
+    whisper = specs_from_config({"model_type": "whisper", **WHISPER}, value_format=VALUES)
+    assert {(type(spec).__name__, spec.value_format) for spec in whisper} == {
+        ("AttentionSpec", VALUES),
+        ("CrossSpec", VALUES),
+    }
+    config = json.loads((Path(__file__).parent / "qwen3-next-80b-a3b.json").read_text())
+    hybrid = read_model_config(config, value_format=VALUES)
+    assert {getattr(spec, "value_format", "a state") for spec in hybrid.layers} == {VALUES, "a state"}
+    assert hybrid.specs_by_layer == read_model_config(config).specs_by_layer
+
+
+@pytest.mark.parametrize(
+    ("config", "value_format", "reason"),
+    [
+        ("deepseek-v3.json", VALUES, "value_format is .int4_token., but the layers store latents; leave it out"),
+        (MAMBA, VALUES, "the layers store no keys and values; leave it out"),
+        ("llama-3.1-8b.json", "fp7", "value_format is 'fp7'; use one of float8_e4m3fn"),
+        ("llama-3.1-8b.json", "none", "value_format is 'none'; use one of float8_e4m3fn"),
+        ("llama-3.1-8b.json", 4, "value_format is 4"),
+    ],
+)
+def test_a_format_of_values_that_cannot_be_is_refused(config, value_format, reason):
+    given = Path(__file__).parent / config if isinstance(config, str) else config
+    with pytest.raises(UnsupportedOption, match=reason):
+        specs_from_config(given, value_format=value_format)

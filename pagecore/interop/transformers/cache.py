@@ -55,6 +55,8 @@ class PagedCache(ColumnCounts, Cache):  # type: ignore[misc]
     format : str, optional
         Quantised format of the stored keys and values, as for `AttentionSpec`, such as "int8_token", or of latents, as
         for `LatentSpec`; by default they have the model's dtype. Pass either `format` or `layers`.
+    value_format : str, optional
+        Format of the stored values, if it is another than that of keys. Latents have none.
     block_size : int
     chunk, interval : int
         Tokens between two possible checkpoints of a hybrid model, as for `StateSpec`: in a prompt the last multiple of
@@ -101,6 +103,7 @@ class PagedCache(ColumnCounts, Cache):  # type: ignore[misc]
         *,
         layers: Listed[Spec] | None = None,
         format: str | None = None,
+        value_format: str | None = None,
         block_size: int = 16,
         chunk: int = 64,
         interval: int = 256,
@@ -119,7 +122,7 @@ class PagedCache(ColumnCounts, Cache):  # type: ignore[misc]
                 "PagedEncoderDecoderCache"
             )
         check_implementation(model)
-        model_layers = read_layers(model, layers, format, chunk, interval, checkpoint_format)
+        model_layers = read_layers(model, layers, format, value_format, chunk, interval, checkpoint_format)
         if keys_depend_on_length(config):
             if options.get("prefix_cache"):
                 raise UnsupportedOption(

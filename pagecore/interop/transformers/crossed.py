@@ -10,11 +10,12 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 
 from pagecore.cache import PagedKVCache
-from pagecore.errors import ShapeError, UnsupportedOption, shown
+from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.interop.transformers.cache import PagedCache
 from pagecore.interop.transformers.implementation import check_implementation, device_of
 from pagecore.interop.transformers.layers.attention import StoredKeys, mark_stored
 from pagecore.interop.transformers.layers.layer import PagedLayer
+from pagecore.interop.transformers.layers.specs import refuse_formats
 from pagecore.interop.transformers.passes.columns import ColumnCounts
 from pagecore.interop.transformers.passes.forward import Forward
 from pagecore.interop.transformers.passes.generation import Generation
@@ -44,6 +45,8 @@ class PagedEncoderDecoderCache(EncoderDecoderCache):  # type: ignore[misc]
     format : str, optional
         Quantised format of the stored keys and values, as for `AttentionSpec`. Pass either `format` or `layers`. A T5
         serves none: its self-attention reads the keys outside of the kernels, to add a bias for the relative position.
+    value_format : str, optional
+        Format of the stored values, if it is another than that of keys.
     block_size : int
     num_blocks, memory, max_sequences, ... :
         Passed to `PagedKVCache`; the device is the model's.
@@ -79,6 +82,7 @@ class PagedEncoderDecoderCache(EncoderDecoderCache):  # type: ignore[misc]
         *,
         layers: Listed[AttentionSpec] | None = None,
         format: str | None = None,
+        value_format: str | None = None,
         block_size: int = 16,
         **options: Any,
     ) -> None:
@@ -87,7 +91,7 @@ class PagedEncoderDecoderCache(EncoderDecoderCache):  # type: ignore[misc]
         if not model.config.is_encoder_decoder:
             raise UnsupportedOption(f"the {type(model).__name__} has no encoder; use a PagedCache")
         check_implementation(model)
-        specs = _specs(model, layers, format)
+        specs = _specs(model, layers, format, value_format)
         self.kv = PagedKVCache(specs, block_size=block_size, device=device_of(model, options), **options)
         self._generation = Generation(self.kv, model, has_encoder=True)
         count = len(specs) // 2
@@ -244,7 +248,9 @@ class EncoderLayer(CacheLayerMixin):  # type: ignore[misc]
     get_max_cache_shape = get_max_length
 
 
-def _specs(model: PreTrainedModel, layers: Listed[AttentionSpec] | None, format: str | None) -> list[AttentionSpec]:
+def _specs(
+    model: PreTrainedModel, layers: Listed[AttentionSpec] | None, format: str | None, value_format: str | None
+) -> list[AttentionSpec]:
     """Return the specs of the self-attention of each layer, then those of its cross attention."""
     if layers is None:
         config = model.config
@@ -254,12 +260,13 @@ def _specs(model: PreTrainedModel, layers: Listed[AttentionSpec] | None, format:
                 "model pass layers=[AttentionSpec(...), ..., CrossSpec(...), ...]"
             )
         dtype = str(model.dtype).removeprefix("torch.")
-        specs: list[Any] = list(specs_from_config(config.to_dict(), dtype=dtype, format=format))
-    elif format is not None:
-        raise UnsupportedOption(f"format is {shown(format)}, and layers are given; give their specs the format")
-    elif not isinstance(layers, list | tuple):
-        raise UnsupportedOption(f"layers is a {type(layers).__name__}; expected a list with two specs for each layer")
+        specs: list[Any] = specs_from_config(config.to_dict(), dtype=dtype, format=format, value_format=value_format)
     else:
+        refuse_formats(format, value_format)
+        if not isinstance(layers, list | tuple):
+            raise UnsupportedOption(
+                f"layers is a {type(layers).__name__}; expected a list with two specs for each layer"
+            )
         specs = list(layers)
     count = len(specs) // 2
     crossed = [isinstance(spec, CrossSpec) for spec in specs]

@@ -10,12 +10,19 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from pagecore.errors import ShapeError, UnsupportedOption, shown
+from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.interop.transformers.layers.latents import caches_latents, latent_scale
 from pagecore.interop.transformers.layers.layer import PagedHybridLayer, PagedLayer
-from pagecore.interop.transformers.layers.specs import attention_specs, count_layers, latent_specs, specs_of_model
+from pagecore.interop.transformers.layers.specs import (
+    attention_specs,
+    count_layers,
+    latent_specs,
+    refuse_formats,
+    specs_of_model,
+)
 from pagecore.interop.transformers.states.layers import PagedStateLayer
 from pagecore.interop.transformers.states.specs import layer_kinds, modules_of, state_specs
+from pagecore.models.cache_format import with_value_format
 from pagecore.storage import Spec
 from pagecore.storage.specs.attended import attended_keys
 
@@ -82,6 +89,7 @@ def read_layers(
     model: PreTrainedModel,
     layers: Any,
     format: str | None,
+    value_format: str | None,
     chunk: int,
     interval: int,
     checkpoint_format: str | None = None,
@@ -106,8 +114,9 @@ def read_layers(
             layers = latent_specs(config, kinds.attends.values(), dtype, format, latent_scale(model))
         else:
             layers = attention_specs(config, kinds.attends.values(), dtype, format)
-    elif format is not None:
-        raise UnsupportedOption(f"format is {shown(format)}, and layers are given; give their specs the format")
+        layers = with_value_format(layers, value_format, type(model).__name__)
+    else:
+        refuse_formats(format, value_format)
     if not isinstance(layers, list | tuple):
         raise UnsupportedOption(f"layers is a {type(layers).__name__}; expected a list with one spec for each layer")
     # The last layers of Gemma 3n and Gemma 4 attend to keys that an earlier layer has stored.

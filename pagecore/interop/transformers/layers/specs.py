@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pagecore.errors import UnsupportedOption
+from pagecore.errors import UnsupportedOption, shown
 from pagecore.models import specs_from_config
 from pagecore.models.families.registry import FAMILIES
 from pagecore.models.layer_types import FULL, SLIDING
@@ -80,6 +80,13 @@ def latent_specs(
     latent, rope = _number(config, "kv_lora_rank"), _number(config, "qk_rope_head_dim")
     heads = _number(config, "num_attention_heads")
     return [LatentSpec(latent, rope, num_query_heads=heads, scale=scale, dtype=dtype, format=format) for _ in windows]
+
+
+def refuse_formats(format: str | None, value_format: str | None) -> None:
+    """Raise UnsupportedOption for a format next to specs of the caller."""
+    for name, given in (("format", format), ("value_format", value_format)):
+        if given is not None:
+            raise UnsupportedOption(f"{name} is {shown(given)}, and layers are given; give their specs the format")
 
 
 def count_layers(config: Any) -> int:
