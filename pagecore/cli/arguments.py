@@ -299,14 +299,13 @@ def _add_units(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hash-block",
         type=int,
-        default=HASH_BLOCK,
         metavar="N",
         help=f"tokens that a hash id of the trace names ({HASH_BLOCK}; 16 in Qwen-Bailian traces)",
     )
     parser.add_argument(
         "--time-unit",
         choices=list(MILLISECONDS),
-        help="unit of the timestamps (ms in JSON lines, s in CSV; Qwen-Bailian traces need s)",
+        help="unit of the timestamps (ms in JSON lines, s in CSV and Qwen-Bailian traces)",
     )
 
 

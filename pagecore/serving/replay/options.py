@@ -16,7 +16,7 @@ from pagecore.models import specs_from_config
 from pagecore.serving.hybrid import arrange_hybrid, divide_hybrid, with_checkpoints
 from pagecore.serving.replay.clock import ReplayClock
 from pagecore.serving.replay.tier_options import TierPlace, named, parse_bandwidth, parse_place
-from pagecore.serving.replay.trace import HASH_BLOCK, TraceUnits
+from pagecore.serving.replay.trace import TraceUnits
 from pagecore.serving.scheduling.limits import check_order
 from pagecore.serving.scheduling.reuse import NO_REUSE, POLICIES
 from pagecore.storage import Spec, StateSpec, TensorParallel, parse_memory
@@ -93,10 +93,11 @@ class ReplayOptions:
         this number wait is rejected. By default any number waits.
     requests : int, optional
         Replay only the first requests of the trace, this number of them.
-    hash_block : int
-        Tokens that a hash id of the trace names: 512 in a Mooncake trace, 16 in a Qwen-Bailian trace.
+    hash_block : int, optional
+        Tokens that a hash id of the trace names; by default 512, and 16 in a Qwen-Bailian trace.
     time_unit : {"ms", "s"}, optional
-        Unit of the timestamps of the trace; by default milliseconds in JSON, and seconds in CSV.
+        Unit of the timestamps of the trace; by default milliseconds in JSON, and seconds in CSV and in a Qwen-Bailian
+        trace.
     prefill_only : bool
         Compute the prompts and generate nothing.
     attend : bool
@@ -147,7 +148,7 @@ class ReplayOptions:
     step_ms: float = 0.0
     max_queued: int | None = None
     requests: int | None = None
-    hash_block: int = HASH_BLOCK
+    hash_block: int | None = None
     time_unit: str | None = None
     prefill_only: bool = False
     attend: bool = False

@@ -8,13 +8,27 @@ from typing import Any
 
 import numpy as np
 
+from pagecore.serving.replay.trace_file import TraceError
 from pagecore.serving.replay.trace_request import REQUEST_TOKENS_MAX, TraceRequest, TraceUnits
 from pagecore.serving.replay.trace_source import TracePlace
 from pagecore.storage.checks import INT32_MAX, shown
 
-__all__ = ["checked_lengths", "has_token_ids", "parse_json", "request_of_fields", "request_of_token_ids"]
+__all__ = [
+    "TEXT_FIELDS",
+    "checked_lengths",
+    "has_token_ids",
+    "is_array",
+    "not_an_object",
+    "parse_json",
+    "request_of_fields",
+    "request_of_token_ids",
+    "text_refusal",
+]
 
 TOKEN_FIELDS = ("token_ids", "prompt_token_ids", "tokens")
+# Fields with text: those of ShareGPT, of requests to an engine's server, and of collections of chats.
+TEXT_FIELDS = ("conversations", "conversation", "messages", "prompt", "text")
+ARRAY_REMEDY = ": jq -c '.[]' FILE writes those of an array"
 # Ids of the tokens that a replay generates are larger.
 TOKEN_ID_MAX = (1 << 30) - 1
 
@@ -32,7 +46,8 @@ def parse_json(place: TracePlace, text: Any) -> Any:
     except RecursionError:
         raise place.refusal("not JSON: it is nested too deeply") from None
     except ValueError as error:
-        raise place.refusal(f"not JSON: {str(error)[:80]}; expected one JSON object on each line") from None
+        remedy = ARRAY_REMEDY if text.lstrip().startswith(b"[") else ""
+        raise place.refusal(f"not JSON: {str(error)[:80]}; expected one JSON object on each line{remedy}") from None
 
 
 def request_of_fields(place: TracePlace, fields: Any, number: int, units: TraceUnits) -> TraceRequest:
@@ -44,12 +59,40 @@ def request_of_fields(place: TracePlace, fields: Any, number: int, units: TraceU
         A field is missing or malformed; the message names the trace and the line.
     """
     if not isinstance(fields, Mapping):
-        raise place.refusal(f"expected a JSON object, got {shown(fields)}")
+        raise not_an_object(place, fields)
+    if "hash_ids" not in fields and (text := next((name for name in TEXT_FIELDS if name in fields), None)):
+        raise text_refusal(place, text)
+    hash_block, units = units.of_line(fields)
     milliseconds = _milliseconds(place, _field(place, fields, "timestamp"), units)
     lengths = [_field(place, fields, name) for name in ("input_length", "output_length")]
     input_length, output_length = checked_lengths(place, *lengths)
-    hash_ids = _hash_ids(place, fields, input_length, output_length, units)
-    return TraceRequest(number, place.number, milliseconds, input_length, output_length, hash_ids, units.hash_block)
+    hash_ids = _hash_ids(place, fields, input_length, output_length, hash_block)
+    return TraceRequest(number, place.number, milliseconds, input_length, output_length, hash_ids, hash_block)
+
+
+def is_array(content: Any) -> bool:
+    """Return True for an array of objects, in which a JSON file has all of its requests."""
+    return isinstance(content, list | tuple) and len(content) > 0 and isinstance(content[0], Mapping)
+
+
+def text_refusal(place: TracePlace, name: str) -> TraceError:
+    """Return the error of a line with text in place of ids, as in ShareGPT."""
+    return place.refusal(
+        f"field {name!r} is text, of which equal prefixes depend on the tokenizer; write a line with token_ids, "
+        "output_length and a timestamp for each prompt, as docs/simulator.md shows"
+    )
+
+
+def not_an_object(place: TracePlace, fields: Any) -> TraceError:
+    """Return the error of a line that is not an object; a batch of KV events is a list."""
+    if is_array(fields):
+        return place.refusal(f"an array of objects; expected one JSON object on each line{ARRAY_REMEDY}")
+    if isinstance(fields, list | tuple) and len(fields) > 1 and isinstance(fields[1], list | tuple):
+        return place.refusal(
+            "a batch of KV events, which say nothing of prompts that were found and of answers; pass the trace to "
+            "pagecore whatif"
+        )
+    return place.refusal(f"expected a JSON object, got {shown(fields)}")
 
 
 def has_token_ids(fields: Any) -> bool:
@@ -136,17 +179,17 @@ def _integer(place: TracePlace, name: str, value: Any, least: int) -> int:
 
 
 def _hash_ids(
-    place: TracePlace, fields: Mapping[str, Any], input_length: int, output_length: int, units: TraceUnits
+    place: TracePlace, fields: Mapping[str, Any], input_length: int, output_length: int, size: int
 ) -> tuple[int, ...]:
-    """Return the ids of the input, one for each `hash_block` tokens; those of the answer may follow, and are left out.
+    """Return the ids of the input, one for each `size` tokens; those of the answer may follow, and are left out.
 
-    With fewer ids or more, `hash_block` is wrong.
+    With fewer ids or more, `size` is wrong.
     """
     ids = _field(place, fields, "hash_ids")
     ids = ids.tolist() if isinstance(ids, np.ndarray) else ids
     if not isinstance(ids, list | tuple):
         raise place.refusal(f"hash_ids is {shown(ids)}; expected a list of integers")
-    size, largest = units.hash_block, units.max_hash_id
+    largest = (INT32_MAX - (size - 1)) // size  # whose token ids fit int32
     needed, most = -(-input_length // size), -(-(input_length + output_length) // size)
     if not needed <= len(ids) <= most:
         raise place.refusal(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pagecore.errors import UnsupportedOption
-from pagecore.storage.checks import INT32_MAX, require_int, shown
+from pagecore.storage.checks import require_int, shown
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["HASH_BLOCK", "MILLISECONDS", "REQUEST_TOKENS_MAX", "SkippedRows", "TraceRequest", "TraceUnits"]
 
 HASH_BLOCK = 512
+# Tokens of a hash id in a Qwen-Bailian trace, and a field that its lines have.
+BAILIAN_BLOCK, BAILIAN_FIELD = 16, "parent_chat_id"
 HASH_BLOCK_MAX = 1 << 16
 # Longer than the context of any model, and small enough to bound the memory of one request.
 REQUEST_TOKENS_MAX = 1 << 24
@@ -29,11 +32,11 @@ class TraceUnits:
 
     Parameters
     ----------
-    hash_block : int
-        Tokens that one hash id names, 1 to 65,536. A Mooncake trace has 512, a Qwen-Bailian trace 16.
+    hash_block : int, optional
+        Tokens that one hash id names, 1 to 65,536; by default 512, as in a Mooncake trace, and 16 in a line of a
+        Qwen-Bailian trace, which has a `parent_chat_id`.
     time_unit : {"ms", "s"}, optional
-        Unit of timestamps. The default is milliseconds in JSON, as in a Mooncake trace, and seconds in CSV. A
-        Qwen-Bailian trace has seconds.
+        Unit of timestamps; by default milliseconds in JSON, and seconds in CSV and in a line of a Qwen-Bailian trace.
 
     Raises
     ------
@@ -43,19 +46,21 @@ class TraceUnits:
         `time_unit` is neither "ms" nor "s".
     """
 
-    hash_block: int = HASH_BLOCK
+    hash_block: int | None = None
     time_unit: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "hash_block", require_int("hash_block", self.hash_block, 1, HASH_BLOCK_MAX))
+        if self.hash_block is not None:
+            object.__setattr__(self, "hash_block", require_int("hash_block", self.hash_block, 1, HASH_BLOCK_MAX))
         unit = self.time_unit
         if unit is not None and (not isinstance(unit, str) or unit not in MILLISECONDS):
             raise UnsupportedOption(f"time_unit is {shown(unit)}; expected 'ms' or 's'")
 
-    @property
-    def max_hash_id(self) -> int:
-        """Largest hash id whose token ids fit int32."""
-        return (INT32_MAX - (self.hash_block - 1)) // self.hash_block
+    def of_line(self, fields: Mapping[str, Any]) -> tuple[int, TraceUnits]:
+        """Return the tokens of a hash id, and the units of the time, of a line with these fields."""
+        if BAILIAN_FIELD not in fields:
+            return self.hash_block or HASH_BLOCK, self
+        return self.hash_block or BAILIAN_BLOCK, self if self.time_unit else TraceUnits(self.hash_block, "s")
 
     def milliseconds(self, timestamp: Any, default: str = "ms") -> float | None:
         """Return a timestamp in milliseconds; None if it is not a finite number, 0 or more."""

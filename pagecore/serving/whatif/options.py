@@ -15,7 +15,7 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.index import check_policy
 from pagecore.serving.replay.options import DEFAULT_BYTES_PER_TOKEN, UNBOUNDED, ReplayOptions
 from pagecore.serving.replay.tier_options import named
-from pagecore.serving.replay.trace import HASH_BLOCK, TraceUnits
+from pagecore.serving.replay.trace import TraceUnits
 from pagecore.serving.scheduling.reuse import POLICIES
 from pagecore.storage import parse_memory
 from pagecore.storage.checks import as_float, as_tuple, require_int, shown
@@ -55,11 +55,11 @@ class WhatIfOptions:
         Share of the blocks to follow. Below 1, the curve is an estimate (SHARDS) in memory in proportion to it.
     requests : int, optional
         Use only the first requests of the trace.
-    hash_block : int
-        Tokens that a hash id of the trace names: 512 in a Mooncake trace, 16 in a Qwen-Bailian trace.
+    hash_block : int, optional
+        Tokens that a hash id of the trace names; by default 512, and 16 in a Qwen-Bailian trace.
     time_unit : {"ms", "s"}, optional
-        Unit of the timestamps of hash ids and token ids, by default milliseconds, and of CSV, by default seconds; those
-        of events are seconds.
+        Unit of the timestamps of hash ids and token ids, by default milliseconds, and of CSV and a Qwen-Bailian trace,
+        by default seconds; those of events are seconds.
     prefill_rate : float
         Tokens a second that the modelled machine computes, for the seconds saved.
 
@@ -90,7 +90,7 @@ class WhatIfOptions:
     tiers: Mapping[str, int | str] = field(default_factory=dict)
     sample: float = 1.0
     requests: int | None = None
-    hash_block: int = HASH_BLOCK
+    hash_block: int | None = None
     time_unit: str | None = None
     prefill_rate: float = 10_000.0
     sizes: list[int] = field(default_factory=list, init=False)

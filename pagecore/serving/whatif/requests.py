@@ -23,7 +23,16 @@ from numpy.typing import NDArray
 from pagecore.index import chain_hashes
 from pagecore.serving.checks import as_instance
 from pagecore.serving.replay.trace_csv import CsvTrace, csv_trace
-from pagecore.serving.replay.trace_fields import has_token_ids, parse_json, request_of_fields, request_of_token_ids
+from pagecore.serving.replay.trace_fields import (
+    TEXT_FIELDS,
+    has_token_ids,
+    is_array,
+    not_an_object,
+    parse_json,
+    request_of_fields,
+    request_of_token_ids,
+    text_refusal,
+)
 from pagecore.serving.replay.trace_file import TraceError, open_trace_file
 from pagecore.serving.replay.trace_request import SkippedRows, TraceRequest, TraceUnits
 from pagecore.serving.replay.trace_source import Trace, TracePlace, trace_lines, trace_name
@@ -178,8 +187,12 @@ def _reader(place: TracePlace, content: Any, block_size: int, units: TraceUnits)
         return _Mooncake(block_size, units)
     if has_token_ids(content):
         return _TokenIds(block_size, units)
+    if is_array(content):
+        raise not_an_object(place, content)
     if isinstance(content, list) or (isinstance(content, Mapping) and "events" in content):
         return _Events(block_size)
+    if isinstance(content, Mapping) and (name := next((each for each in TEXT_FIELDS if each in content), None)):
+        raise text_refusal(place, name)
     raise place.refusal(
         f"unknown format: got {shown(content)}; expected an object with hash_ids (Mooncake) or token_ids, a batch "
         "of KV events, or the header of a CSV file"

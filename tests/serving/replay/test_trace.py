@@ -10,6 +10,7 @@ import pytest
 
 from pagecore.errors import PagecoreError, ShapeError, UnsupportedOption
 from pagecore.serving.replay.trace import TraceError, TraceUnits, read_trace, scan_trace
+from pagecore.serving.whatif.requests import read_requests
 from tests.capabilities import require
 
 GOOD = {"timestamp": 5, "input_length": 600, "output_length": 3, "hash_ids": [7, 9]}
@@ -203,9 +204,42 @@ def test_hash_ids_of_16_tokens_and_seconds_are_those_of_a_qwen_bailian_trace(tra
         list(read_trace(trace))
     (request,) = read_trace(trace, units=TraceUnits(16, "s"))
     assert (len(request.hash_ids), request.timestamp_ms) == (32, 70)
+    named = {"chat_id": 159, "parent_chat_id": -1, "type": "text", "turn": 1} | bailian
+    write(trace, named, {**named, "timestamp": 60.5})
+    assert list(read_trace(trace, units=TraceUnits(16, "s"))) == list(read_trace(trace))
+    assert [request.timestamp_ms for request in read_trace(trace)] == [70, 60_500]
+    assert [request.timestamp_ms for request in read_trace(trace, units=TraceUnits(time_unit="ms"))] == [0.07, 60.5]
+    with pytest.raises(TraceError, match="hash_ids has 32 ids; an input of 502 tokens has 1, one for each 512 tokens"):
+        list(read_trace(trace, units=TraceUnits(512)))
 
 
-@pytest.mark.parametrize("hash_block", [0, -1, 65537, 1.5, "16", None])
+SHARE_GPT = {"id": "a", "conversations": [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Hi"}]}
+EVENTS = [1700000000.5, [{"type": "BlockStored", "block_hashes": [1]}], 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            json.dumps(SHARE_GPT),
+            "line 1: field 'conversations' is text, .*; write a line with token_ids, output_length",
+        ),
+        (json.dumps({"messages": [], "model": "m"}), "line 1: field 'messages' is text"),
+        (json.dumps([SHARE_GPT]), "line 1: an array of objects; expected one JSON object on each line: jq -c '.\\[]'"),
+        (json.dumps([SHARE_GPT], indent=1), "line 1: not JSON: .*; expected one JSON object on each line: jq -c"),
+        (json.dumps(EVENTS), "line 1: a batch of KV events, .*; pass the trace to pagecore whatif"),
+    ],
+)
+def test_other_formats_are_refused_with_the_way_to_convert_them(trace, text, reason):
+    trace.write_text(text)
+    with pytest.raises(TraceError, match=reason):
+        list(read_trace(trace))
+    if not text.startswith("[17"):
+        with pytest.raises(TraceError, match=reason):
+            list(read_requests(trace))
+
+
+@pytest.mark.parametrize("hash_block", [0, -1, 65537, 1.5, "16"])
 def test_a_hash_block_out_of_range_is_refused(hash_block):
     with pytest.raises(ShapeError, match="hash_block is"):
         TraceUnits(hash_block)
