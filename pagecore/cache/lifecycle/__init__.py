@@ -19,6 +19,7 @@ from pagecore.cache.lifecycle._lifecycle import (
     revoke_blocks,
     revoke_prefix,
     set_cross,
+    shared_length,
     truncate,
 )
 
@@ -38,5 +39,6 @@ __all__ = [
     "revoke_blocks",
     "revoke_prefix",
     "set_cross",
+    "shared_length",
     "truncate",
 ]

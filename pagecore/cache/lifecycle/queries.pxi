@@ -95,3 +95,33 @@ def held_from(CacheState state not None, sequence, int32_t group):
     while holes < held and blocks[holes] == 0:
         holes += 1
     return holes * state.block_size if holes > sinks else 0
+
+
+def shared_length(CacheState state not None, sequences, int32_t group):
+    """Return the tokens at the beginning of sequences that are in the same blocks; see `PagedKVCache.shared_length`."""
+    cdef Sequence each
+    cdef KeptKeys keys
+    cdef int64_t shared, same
+    cdef const int32_t* first
+    cdef const int32_t* blocks
+    _guard = Held(state.lock)
+    state.sweep()
+    cdef list listed = require_each(state, sequences, False)
+    for each in listed:
+        if each.swap_space is not None:
+            raise InvalidSequence(f"sequence {each.id!r} is swapped out; swap it in first")
+    for keys in state.kept:
+        if keys.group == group:
+            return 0
+    if not listed:
+        return 0
+    each = listed[0]
+    first = state.tables.row_raw(each.row, group).data()
+    shared = each.computed // state.block_size
+    for each in listed:
+        blocks = state.tables.row_raw(each.row, group).data()
+        shared, same = min(shared, each.computed // state.block_size), 0
+        while same < shared and blocks[same] == first[same]:
+            same += 1
+        shared = same
+    return shared * state.block_size

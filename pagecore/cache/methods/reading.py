@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Listed
 from typing import SupportsIndex
 
@@ -246,6 +246,49 @@ class CacheReader(PartsOwner):
             The cache does not have that group.
         """
         return lifecycle.held_from(self._parts.state, sequence, group_number(group, self.num_groups))
+
+    def shared_length(self, sequences: Sequence | Iterable[Sequence], group: SupportsIndex = 0) -> int:
+        """Return the number of tokens at the beginning of sequences that are in the same blocks of a group.
+
+        Attention can read these once for all sequences, and merge the result with that of the tokens after them
+        (cascade attention; `get_num_common_prefix_blocks` in vLLM). The number counts whole blocks of computed tokens,
+        and holds until one of the sequences is truncated, reordered, compacted, swapped or removed. Takes time linear
+        in the blocks that are compared.
+
+        Parameters
+        ----------
+        sequences : Sequence or iterable of Sequence
+            A step in flight does not matter: its tokens do not count.
+        group : int
+            Group of layers; see `group_of`. The number is 0 for a group with a window or chunks, whose queries do not
+            all see the beginning.
+
+        Raises
+        ------
+        InvalidSequence
+            A sequence that is listed twice, not of this cache, or swapped out.
+        ShapeError
+            The cache does not have that group.
+        UnsupportedOption
+            A group of cross-attention layers, whose blocks hold no tokens of the sequences.
+
+        Examples
+        --------
+        >>> from pagecore import AttentionSpec, PagedKVCache
+        >>> cache = PagedKVCache(AttentionSpec(1, 8), num_blocks=9, block_size=4)
+        >>> first = cache.add_sequence(range(10))
+        >>> cache.commit(cache.prepare([first], 10))
+        >>> second = cache.add_sequence([*range(9), 7, 7])
+        >>> cache.shared_length([first, second])
+        8
+        """
+        number = group_number(group, self.num_groups)
+        if number >= self._parts.state.tables.num_groups:
+            raise UnsupportedOption(
+                f"group {number} has cross-attention layers, whose blocks hold no tokens of the sequences; give a "
+                "group of the decoder's own layers"
+            )
+        return lifecycle.shared_length(self._parts.state, as_list(sequences), number)
 
     def state_slot(self, sequence: Sequence) -> int:
         """Return the slot of the state after a sequence's computed tokens; 0 if it has none.
