@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Listed
-from typing import SupportsFloat, SupportsIndex
+from typing import NoReturn, SupportsFloat, SupportsIndex
 
 from numpy.typing import ArrayLike
 
@@ -22,6 +22,7 @@ from pagecore.cache.methods.step import StepMethods
 from pagecore.cache.methods.swap import SwapMethods
 from pagecore.cache.prefix.retention import Priority, Spans, checked_rank, retention_options, reusable
 from pagecore.cache.sequences._sequences import Sequence, token_ids
+from pagecore.errors import UnsupportedOption
 from pagecore.storage import KVLayout, TensorParallel
 from pagecore.storage.checks import require_int
 from pagecore.storage.memory.budgets import Memory
@@ -388,3 +389,10 @@ class PagedKVCache(StepMethods, SwapMethods, CompactMethods, PrefixMethods, Save
             A rank that the policy does not use.
         """
         lifecycle.remove(self._parts.state, sequence, checked_rank(self.eviction_policy, rank))
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Raise UnsupportedOption: a cache cannot be copied or pickled."""
+        raise UnsupportedOption(
+            "a PagedKVCache cannot be copied or pickled; make one in each process, from a PagedCacheConfig, and hand "
+            "sequences over with export_sequence"
+        )

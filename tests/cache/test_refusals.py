@@ -1,5 +1,7 @@
 """Invalid arguments of a cache are refused by name before anything is changed."""
 
+import copy
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +20,7 @@ from pagecore import (
 )
 from pagecore.cache.step import prepare
 from pagecore.index import StepBuffers
-from tests.cache.caches import SPEC, advance, make, normal
+from tests.cache.caches import SPEC, advance, make, make_static, normal
 
 
 @pytest.mark.parametrize(
@@ -328,3 +330,10 @@ def test_messages_show_arrays_in_place_of_other_objects_on_one_short_line():
         assert "array(" in message
         assert "\n" not in message
         assert len(message) < 200
+
+
+@pytest.mark.parametrize("use", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_cache_can_be_neither_copied_nor_pickled(use):
+    for cache in (make(), make_static()):
+        with pytest.raises(UnsupportedOption, match=f"a {type(cache).__name__} cannot be copied or pickled; make one"):
+            use(cache)

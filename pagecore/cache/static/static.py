@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, SupportsIndex
+from typing import Any, NoReturn, SupportsIndex
 
 import numpy as np
 
@@ -267,4 +267,11 @@ class StaticKVCache:
         return (
             f"StaticKVCache({self.num_layers} layers, batch {self.max_batch_size}, {self.key_array.shape[2]} heads, "
             f"length {self.max_length}, {cross}{self.nbytes / 2**20:.1f} MiB on {self.device})"
+        )
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Raise UnsupportedOption: a cache cannot be copied or pickled."""
+        raise UnsupportedOption(
+            "a StaticKVCache cannot be copied or pickled; make one from the same arguments, and copy key_array and "
+            "value_array"
         )
