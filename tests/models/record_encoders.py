@@ -67,6 +67,9 @@ IDEFICS = {**LAYERS, "embed_dim": 32, "intermediate_size": 56, "patch_size": 14,
 RESAMPLER = {"resampler_depth": 3, "resampler_n_heads": 5, "resampler_head_dim": 7, "resampler_n_latents": 9}
 RESAMPLER |= {"qk_layer_norms_perceiver": True}
 VIT = TOWER | {"image_size": 56}
+BEIT = {"model_type": "beit", "hidden_size": 48, "use_mask_token": True, "use_absolute_position_embeddings": True}
+BEIT |= {"use_relative_position_bias": True, "use_shared_relative_position_bias": True, "use_mean_pooling": False}
+BEIT |= {"layer_scale_init_value": 0.0}
 LAYER_NORMS = {"feat_extract_norm": "layer", "conv_bias": True, "num_feat_extract_layers": 2}
 # Models that no class of AutoModel generates with.
 OTHERS = {"glm_image": "GlmImageForConditionalGeneration"}
@@ -222,6 +225,8 @@ CASES = [
     ("vision-encoder-decoder", {"encoder": VIT | {"model_type": "vit", "hidden_size": 48}, "decoder": TROCR}),
     ("vision-encoder-decoder", {"encoder": VIT | {"model_type": "vit"}, "decoder": TROCR}),
     ("vision-encoder-decoder", {"encoder": VIT | {"model_type": "vit"}, "decoder": GPT_2}),
+    ("vision-encoder-decoder", {"encoder": VIT | {"model_type": "beit"}, "decoder": TROCR}),
+    ("vision-encoder-decoder", {"encoder": VIT | BEIT, "decoder": TROCR}),
     ("vision-encoder-decoder", {"encoder": SWIN | {"model_type": "swin"}, "decoder": BERT_DECODER}),
     (
         "vision-encoder-decoder",

@@ -76,6 +76,7 @@ UNSUPPORTED_TYPES: Mapping[str, str] = {
     "evolla_text": "cross attention to proteins between its layers",
     "gemma4_assistant": "layers that all read the keys and values of another model",
     "gemma4_unified_assistant": "layers that all read the keys and values of another model",
+    "fastspeech2_conformer": _AT_ONCE,
     "fastspeech2_conformer_with_hifigan": _AT_ONCE,
     "phi4flash": "differential attention",
     "pi0": "actions that are denoised together and attend to each other",

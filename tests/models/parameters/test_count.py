@@ -16,7 +16,7 @@ from tests.capabilities import require
 from tests.models.published import PUBLISHED
 
 # Models of remote code or of engines, whose parameters are not known.
-UNCOUNTED = {"alice_ai", "deepseek_v41_text", "domyn_edge", "dory", "gigachat3_5", "iquest_q1"}
+UNCOUNTED = {"alice_ai", "dory", "gigachat3_5"}
 UNCOUNTED |= {
     "interns2_mobius_text",
     "k2_horizon",

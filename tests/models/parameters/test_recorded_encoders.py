@@ -85,7 +85,7 @@ def test_lists_that_contradict_each_other_are_refused(name, part, change, reason
 def test_another_encoder_or_decoder_of_a_reader_is_refused():
     config = next(case["config"] for case in CASES if case["config"]["model_type"] == "vision-encoder-decoder")
     for change, reason in (
-        ({"encoder": config["encoder"] | {"model_type": "beit"}}, 'encoder.model_type is "beit".*expected bert, '),
+        ({"encoder": config["encoder"] | {"model_type": "dinov2"}}, 'encoder.model_type is "dinov2".*expected bert, '),
         ({"decoder": config["decoder"] | {"model_type": "pegasus"}}, 'decoder.model_type is "pegasus".*expected trocr'),
     ):
         with pytest.raises(UnsupportedOption, match=reason):

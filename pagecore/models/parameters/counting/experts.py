@@ -74,8 +74,8 @@ def _numbered_layers(fields: Fields) -> Collection[int]:
 
 
 def _layer_numbers(fields: Fields, name: str) -> Collection[int] | None:
-    """Return a list of layer numbers; None if it is null or missing."""
-    listed: Any = fields.given(name)
+    """Return a list of layer numbers; None if it is null."""
+    listed: Any = fields.value(name)
     if listed is None:
         return None
     if not isinstance(listed, list | tuple) or not all(type(layer) is int for layer in listed):
@@ -97,8 +97,7 @@ def add_experts(tally: Tally, fields: Fields, traits: Traits, experts: Experts) 
     tally.linear(width, inputs, kind=Kind.EXPERT, copies=count, name="experts.0.down_proj")
     if experts.has_biases:
         tally.add(count * (width * (1 + traits.is_gated) + hidden), Kind.OTHER, Split.TENSOR)
-    if experts.has_score_bias:
-        tally.add(count)
+    tally.add(count * experts.score_biases)
     if experts.has_output_bias:
         tally.add(hidden)
     if experts.gate_rank:

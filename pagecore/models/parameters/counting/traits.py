@@ -32,9 +32,11 @@ class Experts:
         Field with the number of first layers without experts, for the rule "after".
     last : str
         Field with the number of the last layer with experts, for the rule "after"; "" if all later layers have them.
-    has_shared_gate, has_biases, has_norm, has_score_bias, has_output_bias : bool
-        The shared expert has a gate; router and experts have biases; a norm follows the experts; scores of experts have
-        a bias that is a parameter; the sum of the experts has a bias.
+    has_shared_gate, has_biases, has_norm, has_output_bias : bool
+        The shared expert has a gate; router and experts have biases; a norm follows the experts; the sum of the experts
+        has a bias.
+    score_biases : int
+        Biases of the scores of experts that are parameters.
     inputs : str
         Field with the features that the routed experts read and write, between two projections; if it is null or "",
         those of the hidden size.
@@ -55,8 +57,8 @@ class Experts:
     has_shared_gate: bool = False
     has_biases: bool = False
     has_norm: bool = False
-    has_score_bias: bool = False
     has_output_bias: bool = False
+    score_biases: int = 0
     inputs: str = ""
     gate_rank: str = ""
     shared_width: str = ""

@@ -7,14 +7,15 @@ ERNIE 4.5, MiMo and Ling 2, and the drafts that vLLM and SGLang build from them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.parameters.counting.tally import Kind, Split, Tally
+from pagecore.models.parameters.counting.traits import Experts
 from pagecore.storage import AttentionSpec, LatentSpec, RowSpec
 
-__all__ = ["add_mtp_ends", "count_mtp_layers", "is_dense_mtp", "mtp_spec"]
+__all__ = ["add_mtp_ends", "count_mtp_layers", "mtp_experts", "mtp_spec"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,9 @@ class _Draft:
         The layer has an MLP where the model has experts.
     has_streams : bool
         Weights join the streams of the hidden state after the layer.
+    is_block : bool
+        The layers draft a block of tokens together (DSpark): the first one reads hidden states of several layers, and
+        the last one has a head for transitions between tokens, and estimates acceptance.
     """
 
     field: str = "num_nextn_predict_layers"
@@ -40,13 +44,15 @@ class _Draft:
     norms: int = 3
     is_dense: bool = False
     has_streams: bool = False
+    is_block: bool = False
 
 
 _NEXTN = _Draft()
 _DRAFTS: Mapping[str, _Draft] = {
     **dict.fromkeys(("deepseek_v3", "deepseek_v32", "kimi_k2", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa"), _NEXTN),
-    **dict.fromkeys(("bailing_moe_v2", "mimo"), _NEXTN),
+    **dict.fromkeys(("bailing_moe_v2", "glm_ocr_text", "hy_v3", "mimo", "pangu_ultra_moe"), _NEXTN),
     "deepseek_v4": _Draft(default=1, has_streams=True),
+    "deepseek_v41_text": _Draft(is_block=True),
     # Every checkpoint of Qwen3-Next has one such layer; its config.json does not count it.
     "qwen3_next": _Draft(default=1),
     "qwen3_5_text": _Draft("mtp_num_hidden_layers"),
@@ -94,16 +100,35 @@ def mtp_spec(layers: Sequence[object]) -> AttentionSpec | LatentSpec | RowSpec:
     return (indexed or full or attending)[-1]
 
 
-def is_dense_mtp(model_type: str) -> bool:
-    """Return True if the layer has an MLP where the model has experts."""
-    return _DRAFTS[model_type].is_dense
+def mtp_experts(fields: Fields, model_type: str, experts: Experts | None) -> Experts | None:
+    """Return the experts of such a layer from those of the model; None for an MLP."""
+    draft = _DRAFTS[model_type]
+    if experts is None or draft.is_dense:
+        return None
+    own = "dspark_n_routed_experts"
+    return replace(experts, count=own) if draft.is_block and fields.given(own) else experts
 
 
-def add_mtp_ends(tally: Tally, fields: Fields, model_type: str) -> None:
-    """Add the projection of embedding and hidden state, and the norms; embedding and head are those of the model."""
+def add_mtp_ends(tally: Tally, fields: Fields, model_type: str, number: int, count: int) -> None:
+    """Add what layer `number` of `count` has in addition; embedding and head are those of the model."""
     hidden, draft = fields.integer("hidden_size"), _DRAFTS[model_type]
+    if draft.is_block:
+        _add_ends_of_block(tally, fields, hidden, is_first=number == 0, is_last=number == count - 1)
+        return
     tally.norm(hidden, copies=draft.norms)
     tally.linear(2 * hidden, hidden, split=Split.COPY, kind=Kind.OTHER)
     if draft.has_streams:
         streams = fields.integer("hc_mult")
         tally.add(streams * (streams * hidden + 1) + 1)
+
+
+def _add_ends_of_block(tally: Tally, fields: Fields, hidden: int, *, is_first: bool, is_last: bool) -> None:
+    """Add the projection of hidden states to the first layer, and the heads of the last one."""
+    if is_first:
+        tally.norm(hidden)
+        read = len(fields.integers("dspark_target_layer_ids", min=0))
+        tally.linear(read * hidden, hidden, split=Split.COPY, name="main_proj")
+    if is_last:
+        rank = fields.integer("dspark_markov_rank")
+        tally.norm(hidden)
+        tally.add(2 * fields.integer("vocab_size") * rank + hidden + rank)

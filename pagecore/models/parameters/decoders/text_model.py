@@ -16,7 +16,7 @@ from pagecore.models.parameters.counting.mlp import add_mlp
 from pagecore.models.parameters.counting.tally import Kind, Split, Tally, check_stage
 from pagecore.models.parameters.counting.traits import Traits, is_true
 from pagecore.models.parameters.decoders import gemma, nemotron_nas, zamba
-from pagecore.models.parameters.decoders.mtp import add_mtp_ends, count_mtp_layers, is_dense_mtp, mtp_spec
+from pagecore.models.parameters.decoders.mtp import add_mtp_ends, count_mtp_layers, mtp_experts, mtp_spec
 from pagecore.models.parameters.decoders.other_mlps import (
     add_granite_experts,
     add_longcat_experts,
@@ -116,10 +116,10 @@ def _layers_with_weights(fields: Fields, traits: Traits, layers: range) -> list[
 
 def _add_mtp_layers(tally: Tally, fields: Fields, traits: Traits, model: ModelConfig, model_type: str) -> None:
     count = count_mtp_layers(fields, model_type)
-    own = replace(traits, experts=None) if is_dense_mtp(model_type) else traits
+    own = replace(traits, experts=mtp_experts(fields, model_type, traits.experts))
     for number in range(count):
         _add_layer(tally, fields, own, [mtp_spec(model.layers)], model.num_layers + number, model_type)
-        add_mtp_ends(tally, fields, model_type)
+        add_mtp_ends(tally, fields, model_type, number, count)
 
 
 def _add_layer(tally: Tally, fields: Fields, traits: Traits, specs: list[Any], layer: int, model_type: str) -> None:

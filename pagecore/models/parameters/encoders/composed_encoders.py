@@ -13,6 +13,7 @@ from pagecore.models.parameters.counting.formulas import add_formulas
 from pagecore.models.parameters.counting.tally import Kind, Tally
 from pagecore.models.parameters.decoders.text_model import add_text_model
 from pagecore.models.parameters.encoders.convolutions import CONVOLUTIONS, add_convolutions
+from pagecore.models.parameters.vision.tower_parts import image_side
 
 __all__ = ["COMPOSED_ENCODERS"]
 
@@ -31,6 +32,13 @@ _VIT_MATRICES = """
 _VIT_REST = """
     ((image_size // patch_size) ** 2 + 2 * further_tokens + 4) * hidden_size
     + num_hidden_layers * ((6 + 3 * qkv_bias) * hidden_size + intermediate_size)"""
+_BEIT: Mapping[str, object] = {
+    **_VIT,
+    **dict.fromkeys(("use_mask_token", "use_absolute_position_embeddings"), False),
+    **dict.fromkeys(("use_relative_position_bias", "use_shared_relative_position_bias"), False),
+    "layer_scale_init_value": 0.1,
+    "num_attention_heads": 12,
+}
 _SWIN: Mapping[str, object] = {
     "depths": (2, 2, 6, 2),
     "embed_dim": 96,
@@ -70,6 +78,26 @@ def _vit(further_tokens: int) -> Callable[[Tally, Fields], int]:
         return encoder.integer("hidden_size")
 
     return add
+
+
+def _beit(tally: Tally, encoder: Fields) -> int:
+    """Add a BEiT, whose positions are embedded, or biases of the scores in each layer or in all of them."""
+    encoder.defaults = _BEIT
+    hidden, width = encoder.integer("hidden_size"), encoder.integer("intermediate_size")
+    layers = encoder.integer("num_hidden_layers")
+    patch = image_side(encoder, "patch_size")
+    side = image_side(encoder, "image_size") // patch
+    encoder_linear(tally, encoder.integer("num_channels") * patch**2, hidden, bias=True)
+    encoder_add(tally, (3 + encoder.flag("use_mask_token")) * hidden)  # tokens, and a norm of the output
+    encoder_add(tally, (side**2 + 1) * hidden * encoder.flag("use_absolute_position_embeddings"))
+    tables = layers * encoder.flag("use_relative_position_bias") + encoder.flag("use_shared_relative_position_bias")
+    encoder_add(tally, tables * ((2 * side - 1) ** 2 + 3) * encoder.integer("num_attention_heads"))
+    encoder_linear(tally, hidden, hidden, copies=4 * layers)
+    encoder_linear(tally, hidden, width, bias=True, copies=layers)
+    encoder_linear(tally, width, hidden, bias=True, copies=layers)
+    # Biases of all projections but that of keys, two norms, and two scales of residuals.
+    encoder_add(tally, layers * (7 + 2 * (encoder.number("layer_scale_init_value") > 0)) * hidden)
+    return hidden
 
 
 def _swin(has_norm: bool) -> Callable[[Tally, Fields], int]:
@@ -144,6 +172,7 @@ def _bert(kind: str) -> Callable[[Tally, Fields], int]:
 # Functions that add an encoder and return its features.
 COMPOSED_ENCODERS: Mapping[str, Callable[[Tally, Fields], int]] = {
     **{kind: _bert(kind) for kind in ("bert", "camembert", "roberta", "xlm-roberta")},
+    "beit": _beit,
     "deit": _vit(further_tokens=2),
     "donut-swin": _swin(has_norm=False),
     "hubert": _wav2vec2,

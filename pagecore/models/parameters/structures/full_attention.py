@@ -88,7 +88,7 @@ FULL_ATTENTION: Mapping[str, Traits] = {
     "ernie4_5_moe": replace(
         _ERNIE,
         has_head_bias="use_bias",
-        experts=Experts("moe_num_experts", shared="moe_num_shared_experts", rule="range", has_score_bias=True),
+        experts=Experts("moe_num_experts", shared="moe_num_shared_experts", rule="range", score_biases=1),
         defaults={"moe_layer_start_index": 1, "moe_layer_end_index": -1, "moe_layer_interval": 1},
     ),
     "flex_olmo": biased_traits(qk_norm="width", experts=Experts(width="intermediate_size")),

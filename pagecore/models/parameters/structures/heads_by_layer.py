@@ -40,7 +40,7 @@ HEADS_BY_LAYER: Mapping[str, Traits] = {
     "laguna": biased_traits(
         qk_norm="head",
         output_gate="gating",
-        experts=Experts(shared="shared_expert_intermediate_size", rule="after", has_score_bias=True),
+        experts=Experts(shared="shared_expert_intermediate_size", rule="after", score_biases=1),
         defaults={"first_k_dense_replace": 1, "gating": True},
     ),
     "mimo_v2_flash": Traits(

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pagecore.errors import UnsupportedOption
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.layers.states.remote import is_lightning
+from pagecore.models.parameters.counting.ngrams import NGRAM_DEFAULTS, add_hashed_ngrams
 from pagecore.models.parameters.counting.tally import Kind, Split, Tally
 from pagecore.models.parameters.counting.traits import Experts, Settled, Traits, biased_traits
 from pagecore.models.parameters.structures.common_traits import (
@@ -67,8 +67,8 @@ def _glm_layer(tally: Tally, fields: Fields, specs: Sequence[Any], _layer: int) 
         tally.add(dim * (fields.integer("index_kpool") + fields.integer("hidden_size")))
 
 
-def _qwen_4_layer(tally: Tally, fields: Fields, specs: Sequence[Any], _layer: int) -> None:
-    """Add the connections of the streams, which have norms and low rank, and an indexer of layers that attend."""
+def _qwen_4_layer(tally: Tally, fields: Fields, specs: Sequence[Any], layer: int) -> None:
+    """Add the connections of the streams, which have norms and low rank, and what only some layers have."""
     streams, rank = fields.integer("hc_count"), fields.integer("hc_lowrank")
     width = streams * fields.integer("hidden_size")
     tally.add(2 * width * (1 + 2 * rank + streams))
@@ -77,15 +77,11 @@ def _qwen_4_layer(tally: Tally, fields: Fields, specs: Sequence[Any], _layer: in
         heads = fields.integer("indexer_n_heads") + fields.integer("indexer_kv_heads")
         tally.linear(fields.integer("hidden_size"), heads * dim, split=Split.COPY, name="indexer.index_qk_proj")
         tally.norm(dim, copies=2)
+    add_hashed_ngrams(tally, fields, layer)
 
 
 def _qwen_4(fields: Fields) -> Settled:
     """Return the number of parameters that join the streams in the last stage."""
-    if fields.value("ple_layer_ids"):
-        raise UnsupportedOption(
-            f"{fields.source}: {fields.describe('ple_layer_ids')}, and the tables of n-grams cannot be counted; pass "
-            "weights= in bytes"
-        )
     width = fields.integer("hc_count") * fields.integer("hidden_size")
     return {"last": width * (1 + 2 * fields.integer("hc_lowrank"))}
 
@@ -120,7 +116,7 @@ HYBRIDS: Mapping[str, Traits] = {
         norms=0,
         add_to_layer=_qwen_4_layer,
         settle=_qwen_4,
-        defaults={"hc_count": 4, "hc_lowrank": 320, "indexer_kv_heads": 1},
+        defaults={"hc_count": 4, "hc_lowrank": 320, "indexer_kv_heads": 1, **NGRAM_DEFAULTS},
     ),
     "jet_nemotron": Traits(qkv_bias=True),
     "kimi_linear": Traits(can_tie=False, experts=Experts(shared="num_shared_experts", rule="after")),

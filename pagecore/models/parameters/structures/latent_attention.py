@@ -11,7 +11,12 @@ from typing import Any
 
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.layers.latents.with_windows import sizes_of_dots
-from pagecore.models.parameters.counting.compressed_attention import add_compressed_attention
+from pagecore.models.parameters.counting.compressed_attention import (
+    add_compressed_attention,
+    add_ngrams,
+    add_projections,
+    add_sources,
+)
 from pagecore.models.parameters.counting.tally import Split, Tally
 from pagecore.models.parameters.counting.traits import Experts, Settled, Traits, biased_traits
 from pagecore.models.parameters.structures.common_traits import SHARED_EXPERTS, add_hyper_connections
@@ -39,6 +44,14 @@ def _streams_of_deepseek(tally: Tally, fields: Fields, _specs: Sequence[Any], _l
     """Add the connections of the streams."""
     streams = fields.integer("hc_mult")
     add_hyper_connections(tally, fields, (2 + streams) * streams, 3)
+
+
+def _deepseek_41_layer(tally: Tally, fields: Fields, _specs: Sequence[Any], layer: int) -> None:
+    """Add what only some layers have, and the connections of the streams."""
+    add_sources(tally, fields, layer)
+    tally.module = f"model.layers.{layer}"
+    add_ngrams(tally, fields, layer)
+    _streams_of_deepseek(tally, fields, _specs, layer)
 
 
 def _hy(fields: Fields) -> Settled:
@@ -88,6 +101,13 @@ LATENT_ATTENTION: Mapping[str, Traits] = {
         add_to_layer=_streams_of_deepseek,
         settle=_hy,
         defaults={"hc_mult": 4, "n_shared_experts": 1, "o_groups": 8, "index_n_heads": 64},
+    ),
+    "deepseek_v41_text": Traits(
+        # A bias of the scores for text, and one for images.
+        experts=Experts("n_routed_experts", shared="n_shared_experts", score_biases=2),
+        add_attention=add_projections,
+        add_to_layer=_deepseek_41_layer,
+        defaults={"hc_mult": 4, "n_shared_experts": 1, "o_groups": 8, "index_n_heads": 64, "engram_layer_ids": None},
     ),
     "dots3_note_text": biased_traits(
         head_gate=True,

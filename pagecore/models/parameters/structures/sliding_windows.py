@@ -66,7 +66,7 @@ SLIDING_WINDOWS: Mapping[str, Traits] = {
         norms=4,
         qk_norm="head",
         output_gate="gate_kind",
-        experts=Experts(shared="num_shared_experts", rule="after", dense="num_dense_layers", has_score_bias=True),
+        experts=Experts(shared="num_shared_experts", rule="after", dense="num_dense_layers", score_biases=1),
         defaults={"gate_kind": "features"},
     ),
     "beam": biased_traits(

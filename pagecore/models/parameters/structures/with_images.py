@@ -27,7 +27,7 @@ _TEXT_EXPERTS = Experts(
     rule="after",
     dense="first_layer_of_experts",
     last="last_layer_of_experts",
-    has_score_bias=True,
+    score_biases=1,
 )
 _IMAGE_EXPERTS = replace(_TEXT_EXPERTS, width="width_of_image_experts", shared="")
 

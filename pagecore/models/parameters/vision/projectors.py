@@ -119,6 +119,13 @@ def _two_layers(
     encoder_linear(tally, text, text, bias=True)
 
 
+def _deepseek(tally: Tally, _whole: Fields, _fields: Fields, hidden: int, merge: int, _depths: int, text: int) -> None:
+    """Add an MLP, and the marks around an image and at the end of its lines."""
+    encoder_add(tally, 3 * text)
+    encoder_linear(tally, hidden * merge**2, text, bias=True)
+    encoder_linear(tally, text, text, bias=True)
+
+
 def _visual_words(
     tally: Tally, whole: Fields, fields: Fields, _hidden: int, _merge: int, _depths: int, text: int
 ) -> None:
@@ -206,6 +213,7 @@ PROJECTORS: Mapping[str, Projector] = {
     "cohere_compass": _QWEN,
     "cosmos3_edge": _cosmos,
     "cosmos3_omni": _QWEN,
+    "deepseek_v41": _deepseek,
     "deepseek_vl": _two_layers,
     "deepseek_vl_hybrid": project_deepseek_hybrid,
     "dots3_note": project_dots_3,

@@ -72,6 +72,7 @@ SIZES: Mapping[str, Mapping[str, object]] = {
     **dict.fromkeys(("kimi_k25", "moonvit"), _KIMI),
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen4_exp"), _QWEN_3),
     **dict.fromkeys(("cohere_compass", "qwen3_omni_moe_vision_encoder", "qwen3_vl", "qwen3_vl_moe"), _QWEN_3_VL),
+    "deepseek_v41": {"spatial_merge_size": 3},
     "moss_vl": {**_QWEN_3_VL, "temporal_patch_size": 1},
     "pixtral": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24},
     "qianfan_ocr": {"attention_bias": True},

@@ -152,6 +152,13 @@ TOWERS: Mapping[str, Tower] = {
     "qwen3_5": _QWEN_3,
     "qwen3_5_moe": _QWEN_3,
     "qwen4_exp": _QWEN_3,
+    "deepseek_v41": Tower(
+        has_norm_bias=False,
+        has_mlp_bias=False,
+        is_gated=True,
+        aliases={"spatial_merge_size": "downsample_ratio"},
+        add_rest=_pixtral,
+    ),
     "moss_vl": Tower("depth", add_rest=_qwen, joins_depths=True),
     "glm4v": _GLM_4,
     "glm4v_moe": _GLM_4,

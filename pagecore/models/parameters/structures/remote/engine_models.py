@@ -5,12 +5,14 @@ Source: as for `pagecore.models.families.remote.engine_models`, and the modeling
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models.config_files.fields import Fields
-from pagecore.models.parameters.counting.traits import Settled, Traits, biased_traits
+from pagecore.models.parameters.counting.tally import Tally
+from pagecore.models.parameters.counting.traits import Experts, Settled, Traits, biased_traits
 from pagecore.models.parameters.structures.common_traits import LLAMA, QWEN_3, QWEN_3_MOE
 from pagecore.models.parameters.structures.latent_attention import LATENT_ATTENTION
 from pagecore.models.parameters.structures.remote.llamas import REMOTE_LLAMAS, weights_of_pass
@@ -51,6 +53,17 @@ def _doge(fields: Fields) -> Settled:
     return {"activation": 2 * hidden + mask}
 
 
+def _domyn_layer(tally: Tally, _fields: Fields, specs: Sequence[Any], _layer: int) -> None:
+    """Add the norm of keys; that of queries has no weights."""
+    tally.norm(specs[0].head_dim)
+
+
+def _iquest(fields: Fields) -> Settled:
+    """Each head of keys has a sink, and a norm follows the MLP of the first layer."""
+    sinks = fields.integer("num_key_value_heads") * fields.integer("head_dim") * fields.flag("enable_sink_attention")
+    return {"activation": sinks, "first": fields.integer("hidden_size")}
+
+
 # The encoder of Whisper large-v3, which comes with Kimi-Audio: 128 mel bins, 1,500 positions, 32 layers and a norm.
 _WHISPER_LARGE = (
     (3 * 128 + 1) * 1280
@@ -73,7 +86,16 @@ ENGINE_MODELS: Mapping[str, Traits] = {
     "Dream": SLIDING_WINDOWS["qwen2"],
     "diffllama": biased_traits(settle=_diffllama),
     "doge": biased_traits(qk_norm="head", mlp_bias="mlp_bias", settle=_doge, defaults={"is_moe": False}),
+    "domyn_edge": Traits(norms=4, add_to_layer=_domyn_layer),
     "interns1_pro_text": QWEN_3_MOE,
+    "iquest_q1": Traits(
+        norms=3,
+        qk_norm="head",
+        experts=Experts(width="intermediate_size", rule="step"),
+        dense_width="dense_intermediate_size",
+        settle=_iquest,
+        defaults={"enable_sink_attention": True, "mlp_only_layers": (0,)},
+    ),
     "kimi_audio": replace(
         SLIDING_WINDOWS["qwen2"],
         settle=_kimi_audio,
