@@ -145,7 +145,8 @@ def test_events_of_a_cache_give_its_requests(tmp_path):
     [
         (["{"], "line 1: not JSON"),
         (["5"], "line 1: unknown format: got 5"),
-        ([{"prompt": "hello"}], "line 1: unknown format: got .*prompt.*expected an object with hash_ids"),
+        ([{"query": "hello"}], "line 1: unknown format: got .*query.*expected an object with hash_ids"),
+        ([{"prompt": "hello"}], "line 1: field 'prompt' is text, of which equal prefixes depend on the tokenizer"),
         ([{"token_ids": [1]}, {"hash_ids": [1]}], "line 2: field 'token_ids' is missing"),
         ([{"token_ids": [1]}, [1]], "line 2: expected a JSON object"),
         ([{"token_ids": []}], "line 1: token_ids is .*not empty"),
