@@ -264,7 +264,9 @@ def _add_device(group: argparse._ArgumentGroup) -> None:
         group.add_argument(name, type=int, metavar="N", help=text)
     group.add_argument("--static-fraction", type=float, metavar="F", help="share of weights and cache (by reserves)")
     group.add_argument(
-        "--draft", metavar="KIND", help="speculation: standalone, eagle, ngram, or mtp (the checkpoint's own layers)"
+        "--draft",
+        metavar="KIND",
+        help="speculation: standalone, eagle, ngram, mtp (the checkpoint's own layers) or medusa (heads)",
     )
     group.add_argument("--draft-model", metavar="CONFIG", help="config of the draft")
     group.add_argument("--embedding-cache", metavar="BYTES", help="memory for embeddings of images (100MiB)")

@@ -14,6 +14,7 @@ from pagecore.models.encoders.specs import has_encoder, read_encoder_decoder
 from pagecore.models.families.attention_specs import Sinks, SpecOptions, attention_specs
 from pagecore.models.families.registry import FAMILIES
 from pagecore.models.layer_types import FULL, attends, keeps_state
+from pagecore.models.layers.draft_windows import with_draft_windows
 from pagecore.models.layers.rows import LayerRows, RowOptions
 from pagecore.models.layers.sharing import share_last_layers, share_layers
 from pagecore.models.layers.states.recurrent import state_spec
@@ -123,7 +124,8 @@ def _read_decoder(
     whole: Fields, dtype: object, sinks: Sinks | None, format: str | None, block_size: SupportsIndex | None
 ) -> ModelConfig:
     """Return the specs of a model without an encoder of text."""
-    model_type, fields = text_model(whole)
+    model_type, text = text_model(whole)
+    fields = with_draft_windows(whole, text)
     family = FAMILIES[model_type]
     fields.defaults = {"max_position_embeddings": None, **family.defaults}
     fields.aliases = family.aliases

@@ -171,6 +171,10 @@ class Fields:
         kept = {name: value for name, value in self._values.items() if name not in names}
         return Fields(kept, self.source, self._inside)
 
+    def replaced(self, **values: object) -> Fields:
+        """Return the fields with other values of those named, without defaults."""
+        return Fields({**self._values, **values}, self.source, self._inside)
+
     def inner(self, name: str) -> Fields:
         """Return the fields of a nested object."""
         value = self.value(name)

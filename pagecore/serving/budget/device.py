@@ -14,6 +14,7 @@ from pagecore.models.parameters import (
     VisionTower,
     WeightFormat,
     count_parameters,
+    medusa_bytes,
     mtp_specs,
     vision_tower,
     weight_format,
@@ -168,7 +169,7 @@ def _stored(engine: _Engine, stage: Stage) -> tuple[Spec | Alias, ...]:
         return layers
     if options.draft == "mtp":
         return (*layers, *mtp_specs(engine.config, model.layers))
-    if options.draft_model is None:
+    if options.draft_model is None or options.draft == "medusa":
         return layers
     return (*layers, *moved(read_model_config(options.draft_model).layers, len(layers)))
 
@@ -191,7 +192,10 @@ def _reserved(engine: _Engine, stage: Stage) -> int:
     )
     if options.draft_model is None or not stage.is_last:
         return reserved
-    draft = weight_format(options.draft_model).nbytes(count_parameters(options.draft_model), engine.ranks)
+    if kind == "medusa":
+        draft = medusa_bytes(options.draft_model, engine.config, engine.ranks)
+    else:
+        draft = weight_format(options.draft_model).nbytes(count_parameters(options.draft_model), engine.ranks)
     return reserved + max(0, draft - draft_bytes(kind))
 
 

@@ -37,11 +37,11 @@ class DeviceOptions:
         Tokens of prompts in a step, and requests of the largest graph; the preset of the device by default.
     static_fraction : float, optional
         Fraction of the memory for weights and cache; computed from the reserves by default.
-    draft : {"standalone", "eagle", "ngram", "mtp"}, optional
+    draft : {"standalone", "eagle", "ngram", "mtp", "medusa"}, optional
         Kind of speculation. "mtp" loads the layers for the prediction of further tokens that the checkpoint has: their
-        weights, and their keys and values as layers of the same cache.
+        weights, and their keys and values as layers of the same cache. "medusa" loads heads, which store nothing.
     draft_model : config, optional
-        Config of the draft; its keys and values are planned next to those of the model.
+        Config of the draft, or of Medusa heads; the keys and values of a draft are planned next to those of the model.
     images : int
         Images that are encoded in one step.
     image_size : int, optional
@@ -54,7 +54,7 @@ class DeviceOptions:
     ShapeError
         A number is out of range.
     UnsupportedOption
-        An unknown draft, or a draft model for n-grams or "mtp".
+        An unknown draft, a draft model for n-grams or "mtp", or none for "medusa".
     """
 
     weights: int | str = "auto"
@@ -83,6 +83,8 @@ class DeviceOptions:
         draft_bytes(self.draft)
         if self.draft_model is not None and self.draft in ("ngram", "mtp"):
             raise UnsupportedOption(f"draft is {self.draft!r}, which needs no draft_model; leave draft_model out")
+        if self.draft_model is None and self.draft == "medusa":
+            raise UnsupportedOption("draft is 'medusa', which needs the config of the heads; pass it as draft_model")
         device_bytes("embedding_cache", self.embedding_cache)
 
     @property

@@ -26,9 +26,9 @@ __all__ = [
 
 MIB = 1 << 20
 GIB = 1 << 30
-# Reserve for a draft and its graphs, in MiB: of a model of its own, of layers on top of the model, of n-grams, and of
-# the layers for further tokens of a checkpoint, which run as EAGLE does.
-DRAFTS: Mapping[str, int] = {"standalone": 6 * 1024, "eagle": 2 * 1024, "ngram": 0, "mtp": 2 * 1024}
+# Reserve for a draft and its graphs, in MiB: of a model of its own, of layers on top of the model, of n-grams, of the
+# layers for further tokens of a checkpoint, which run as EAGLE does, and of Medusa heads, which only have weights.
+DRAFTS: Mapping[str, int] = {"standalone": 6 * 1024, "eagle": 2 * 1024, "ngram": 0, "mtp": 2 * 1024, "medusa": 0}
 # A prefill of fewer tokens is reserved for like one of this number.
 LEAST_CHUNK = 2048
 _CONSTANT_MIB = 512
@@ -85,7 +85,7 @@ def reserved_bytes(
         Tensor-parallel ranks and pipeline stages.
     data_parallel : int
         Groups of data-parallel attention; 1 without it.
-    draft : {"standalone", "eagle", "ngram", "mtp"}, optional
+    draft : {"standalone", "eagle", "ngram", "mtp", "medusa"}, optional
         Kind of speculation.
 
     Raises
