@@ -13,7 +13,7 @@ from pagecore.errors import PagecoreError, UnsupportedOption
 from pagecore.index import chain_hashes
 from pagecore.storage.checks import flag, require_int, shown
 from pagecore.tiers.events.token_paths import Key, TokenPaths, event_keys, joined
-from pagecore.tiers.events.wire import CLEARED, STORED, Batch, BlockHash, Event
+from pagecore.tiers.events.wire import CLEARED, COPIES_LEFT, STORED, Batch, BlockHash, Event
 
 
 class MissingBatch(PagecoreError, LookupError):
@@ -293,8 +293,9 @@ class Mirror:
             self._note_group(event, place)
             self._store(event, keys, place)
             return
-        for block in event["block_hashes"]:
-            self._remove(block, place)
+        left = event.get(COPIES_LEFT) or [None] * len(event["block_hashes"])
+        for block, copies in zip(event["block_hashes"], left, strict=True):
+            self._remove(block, place, copies)
 
     def _note_group(self, event: Event, place: tuple[str, int]) -> None:
         """Note kind and block size of a group; events of offload connectors may lack the kind and have another size."""
@@ -322,13 +323,16 @@ class Mirror:
             held[block] = parent
             parent = block if event["token_ids"] else None
 
-    def _remove(self, block: BlockHash, place: tuple[str, int]) -> None:
-        """Remove one copy of a block."""
+    def _remove(self, block: BlockHash, place: tuple[str, int], left: int | None) -> None:
+        """Remove one copy of a block, or all but the number of copies that the publisher has left."""
         self._doubtful.discard((*place, block))
-        if copies := self._copies.pop((*place, block), 0):
-            if copies > 1:
-                self._copies[*place, block] = copies - 1
-        elif block in self._held[place]:
+        if block not in self._held[place]:
+            return
+        others = self._copies.pop((*place, block), 0)
+        copies = others if left is None else left
+        if copies > 1:
+            self._copies[*place, block] = copies - 1
+        elif copies == 0:
             del self._held[place][block]
             if self._paths is not None:
                 self._paths.remove(block)

@@ -16,6 +16,7 @@ from pagecore.errors import PagecoreError, UnsupportedOption
 from pagecore.storage.checks import INT32_MAX, shown
 
 STORED, REMOVED, CLEARED = "BlockStored", "BlockRemoved", "AllBlocksCleared"
+COPIES_LEFT = "remaining_copy_counts"
 # Sequence number after the last batch of a replay or snapshot: -1.
 END = b"\xff" * 8
 Event = dict[str, Any]
@@ -131,7 +132,19 @@ def _event_of(event: object) -> Event:
     for block in read.get("block_hashes", ()):
         if not _is_hash(block):
             raise EventFormatError(f"a block hash is {shown(block)}; expected an integer, bytes or a string")
+    _check_copies(read)
     return read
+
+
+def _check_copies(event: Event) -> None:
+    """Check the copies of each block that a removal leaves: a field that some publishers add to their maps."""
+    counts = event.get(COPIES_LEFT)
+    if counts is None:
+        return
+    if not _is_list(counts) or len(counts) != len(event.get("block_hashes", ())) or not all(map(_is_count, counts)):
+        raise EventFormatError(
+            f"{event['type']} has {COPIES_LEFT} {shown(counts)}; expected a number for each block hash, or nothing"
+        )
 
 
 def _is_anything(_value: object) -> bool:

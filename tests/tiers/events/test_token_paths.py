@@ -119,6 +119,21 @@ def test_a_block_with_two_copies_is_there_until_both_are_removed(by_tokens):
     assert (mirror.match(ids(8)), mirror.blocks(), len(mirror._copies)) == (0, {}, 0)
 
 
+@pytest.mark.parametrize("by_tokens", [True, False])
+def test_a_removal_that_counts_the_copies_that_are_left_is_believed(by_tokens):
+    mirror, (first, second) = Mirror(by_tokens=by_tokens), chain_hashes(ids(8), BLOCK).tolist()
+    mirror.apply(0, Batch(1.0, [stored([first, second], None, ids(8))] * 4))
+    after(mirror, removed(first, second, remaining_copy_counts=[1, 0]))
+    assert (mirror.match(ids(8)), mirror.blocks(), len(mirror._copies)) == (4, {first: None}, 0)
+    after(mirror, *[stored([second], first, ids(8)[BLOCK:])] * 2)
+    after(mirror, removed(second, remaining_copy_counts=[3]), removed(second), removed(second))
+    assert mirror.match(ids(8)) == 8
+    after(mirror, removed(second), removed(first, remaining_copy_counts=None))
+    assert (mirror.blocks(), len(mirror._copies)) == ({}, 0)
+    after(mirror, removed(first, remaining_copy_counts=[1]))  # its BlockStored was lost
+    assert (mirror.blocks(), len(mirror._copies)) == ({}, 0)
+
+
 def test_media_that_list_hashes_alone_are_found_by_the_ids_of_others():
     first = stored([b"a", b"b"], None, ids(8))
     windowed = {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 64}

@@ -164,6 +164,13 @@ def test_events_of_older_versions_get_field_names():
         ([1.0, [["BlockRemoved", 7]]], "expected a list"),
         ([1.0, [["BlockRemoved", [[1]]]]], r"a block hash is \[1\]; expected an integer"),
         ([1.0, [{"type": ["BlockRemoved"], "block_hashes": []}]], "expected an event"),
+        (
+            [1.0, [{"type": "BlockRemoved", "block_hashes": [1], "remaining_copy_counts": 1}]],
+            "expected a number for each",
+        ),
+        ([1.0, [{"type": "BlockRemoved", "block_hashes": [1], "remaining_copy_counts": [1, 0]}]], r"has .* \[1, 0\]"),
+        ([1.0, [{"type": "BlockRemoved", "block_hashes": [1], "remaining_copy_counts": [-1]}]], "expected a number"),
+        ([1.0, [{"type": "BlockRemoved", "block_hashes": [1], "remaining_copy_counts": [True]}]], "expected a number"),
         ([float("nan"), []], "timestamp is nan; expected a finite number"),
         ([float("inf"), []], "timestamp is inf; expected a finite number"),
     ],
