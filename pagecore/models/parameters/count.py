@@ -9,13 +9,14 @@ from typing import Any
 from pagecore.errors import UnsupportedOption
 from pagecore.models.config_files.open_config import open_config
 from pagecore.models.encoders.specs import has_encoder
+from pagecore.models.layer_types import FULL
 from pagecore.models.multimodal.text_model import text_model
 from pagecore.models.parameters.audio.encoders import add_audio
 from pagecore.models.parameters.audio.speaking import add_speaking_parts, depth_decoder
 from pagecore.models.parameters.counting.tally import Parameters, Tally
 from pagecore.models.parameters.decoders.dflash import add_dflash, is_dflash
 from pagecore.models.parameters.decoders.eagle import add_eagle, eagle_version
-from pagecore.models.parameters.decoders.mtp import count_mtp_layers, mtp_spec
+from pagecore.models.parameters.decoders.mtp import count_mtp_layers, mtp_parts, mtp_spec
 from pagecore.models.parameters.decoders.text_model import add_text_model
 from pagecore.models.parameters.encoders.count_with_encoder import count_with_encoder
 from pagecore.models.parameters.encoders.sound import add_melody_parts
@@ -112,4 +113,5 @@ def mtp_specs(
         The model has no such layers, or the family's are not known.
     """
     model_type, fields = text_model(open_config(config))
-    return (mtp_spec(layers),) * count_mtp_layers(fields, model_type)
+    count = count_mtp_layers(fields, model_type)
+    return (mtp_spec(layers, fields, model_type),) * (count * mtp_parts(fields, model_type).count(FULL))

@@ -4,7 +4,7 @@ import pytest
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models import ConfigError, specs_from_config
-from pagecore.models.parameters import count_medusa, count_parameters, mtp_specs
+from pagecore.models.parameters import count_medusa, count_parameters
 from pagecore.serving.planner import DeviceOptions, plan_model
 from tests.models.published import PUBLISHED
 
@@ -197,30 +197,3 @@ def test_medusa_heads_take_the_reserve_and_store_nothing():
 def test_medusa_without_a_number_of_heads_is_refused(heads, error, reason):
     with pytest.raises(error, match=reason):
         plan_model(VICUNA, device_memory="24GiB", options=DeviceOptions(draft="medusa", draft_model=heads))
-
-
-SIZES = {
-    "vocab_size": 101,
-    "hidden_size": 64,
-    "intermediate_size": 72,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-}
-SIZES |= {
-    "moe_intermediate_size": 24,
-    "num_experts": 6,
-    "num_routed_experts": 6,
-    "num_shared_experts": 1,
-    "head_dim": 16,
-}
-LATENT = {"kv_lora_rank": 16, "q_lora_rank": 24, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12}
-SIZES |= {"first_k_dense_replace": 1, "num_dense_layers": 1, "num_hidden_layers": 3, "num_nextn_predict_layers": 2}
-
-
-@pytest.mark.parametrize("model_type", ["glm_ocr_text", "hy_v3", "pangu_ultra_moe"])
-def test_layers_of_a_checkpoint_for_further_tokens_are_those_of_the_model_with_a_projection(model_type):
-    config = SIZES | {"model_type": model_type} | (LATENT if model_type == "pangu_ultra_moe" else {})
-    draft = count_parameters(config, mtp=True).total - count_parameters(config).total
-    layers = count_parameters(config | {"num_hidden_layers": 5}).total - count_parameters(config).total
-    assert draft == layers + 2 * (2 * 64 * 64 + 3 * 64)
-    assert len(mtp_specs(config, specs_from_config(config))) == 2

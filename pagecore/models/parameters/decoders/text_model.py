@@ -9,6 +9,7 @@ from typing import Any
 from pagecore.errors import UnsupportedOption
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.families.registry import FAMILIES
+from pagecore.models.layer_types import FULL
 from pagecore.models.model_config import ModelConfig
 from pagecore.models.parameters.counting.attention import add_attention, add_latent_attention
 from pagecore.models.parameters.counting.experts import add_experts, has_experts
@@ -16,7 +17,7 @@ from pagecore.models.parameters.counting.mlp import add_mlp
 from pagecore.models.parameters.counting.tally import Kind, Split, Tally, check_stage
 from pagecore.models.parameters.counting.traits import Traits, is_true
 from pagecore.models.parameters.decoders import gemma, nemotron_nas, zamba
-from pagecore.models.parameters.decoders.mtp import add_mtp_ends, count_mtp_layers, mtp_experts, mtp_spec
+from pagecore.models.parameters.decoders.mtp import add_mtp_ends, count_mtp_layers, mtp_experts, mtp_parts, mtp_spec
 from pagecore.models.parameters.decoders.other_mlps import (
     add_granite_experts,
     add_longcat_experts,
@@ -117,8 +118,14 @@ def _layers_with_weights(fields: Fields, traits: Traits, layers: range) -> list[
 def _add_mtp_layers(tally: Tally, fields: Fields, traits: Traits, model: ModelConfig, model_type: str) -> None:
     count = count_mtp_layers(fields, model_type)
     own = replace(traits, experts=mtp_experts(fields, model_type, traits.experts))
+    spec = mtp_spec(model.layers, fields, model_type)
     for number in range(count):
-        _add_layer(tally, fields, own, [mtp_spec(model.layers)], model.num_layers + number, model_type)
+        for part in mtp_parts(fields, model_type):
+            if part == FULL:
+                _add_layer(tally, fields, own, [spec], model.num_layers + number, model_type)
+            elif own.experts is not None:
+                tally.norm(fields.integer("hidden_size"))
+                add_experts(tally, fields, own, own.experts)
         add_mtp_ends(tally, fields, model_type, number, count)
 
 
