@@ -13,6 +13,7 @@ from tests.emulator import (
     test_latent_faults,
     test_latent_row_faults,
     test_padding_faults,
+    test_sealed_faults,
     test_sparse_faults,
     test_state_faults,
     test_stored_faults,
@@ -197,5 +198,6 @@ def test_every_marker_is_of_a_fault_that_is_planted():
         test_sparse_faults.FAULTS,
         test_state_faults.STATE_FAULTS,
         test_tree_faults.FAULTS,
+        test_sealed_faults.SEAL_FAULTS,
     )
     assert sorted({fault.marker for table in tables for fault in table.values()}) == markers(SOURCES)

@@ -2,7 +2,8 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from pagecore.arrays.tensors._tensor cimport Tensor, size_of
 from pagecore.ops.args cimport Cache, Format, cache_array
-from pagecore.ops.cpu.args cimport SealedBlocks, Selection, Tree
+from pagecore.ops.cpu.args cimport Selection, Tree
+from pagecore.ops.sealed_plane cimport SealedBlocks
 
 
 # checks.pxi: checks of arrays. `name` is that of the argument, for messages.
@@ -298,7 +299,7 @@ cdef class Sealed:
     cdef int check_apart_from(self, Tensor written) except -1
 
 
-# Codes and scales next to plain caches of the newest tokens, on the host.
+# Codes and scales next to plain caches of the newest tokens.
 cdef Sealed sealed_planes(
     object key, object value, object key_scale, object value_scale, Tensor newest_key, Tensor newest_value,
     const Place* place)

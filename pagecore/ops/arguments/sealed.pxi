@@ -6,7 +6,7 @@ from pagecore.arrays.dtypes.codes cimport CPU, INT32, LAST_FLOAT, DType
 from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport index_array, table_array
 from pagecore.ops.arguments._overlap cimport check_apart
-from pagecore.ops.cpu.args cimport SealedPlane
+from pagecore.ops.sealed_plane cimport SealedPlane
 
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption, shown
 from pagecore.ops.arguments.sealed_blocks import SealedBlocks as _SealedBlocks

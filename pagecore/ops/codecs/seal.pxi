@@ -6,17 +6,27 @@ from pagecore.ops.args cimport cache_array, pair_column
 from pagecore.ops.arguments._arguments cimport (
     Place,
     Sealed,
+    await_arrays,
     check_length,
     check_place,
     check_writable,
     find_place,
     float_tensor,
+    note_written,
     sealed_planes,
+    to_host,
 )
 from pagecore.ops.arguments._overlap cimport check_all_apart, check_own_elements
-from pagecore.ops.cpu._cpu cimport seal_blocks as run_seal
-from pagecore.ops.cpu.codecs.seal cimport SealArgs
-from pagecore.ops.index_checks._index_checks cimport check_index_apart, lowest_block, pair_ids
+from pagecore.ops.cpu._cpu cimport check_sealed_pairs, seal_blocks as run_seal
+from pagecore.ops.cuda._index_checks cimport check_not_captured
+from pagecore.ops.cuda.codecs._codecs cimport seal_blocks as launch_seal
+from pagecore.ops.index_checks._index_checks cimport (
+    check_index_apart,
+    debugging,
+    lowest_block,
+    pair_ids,
+)
+from pagecore.ops.sealed_plane cimport SealArgs
 
 from pagecore.errors import UnsupportedOption, shown
 from pagecore.ops.arguments.sealed_blocks import SealedBlocks as _SealedBlocks
@@ -31,25 +41,31 @@ def seal_kv(key_cache, value_cache, sealed, pairs, *, null_block=True, stream=No
     therefore be sealed once all of its tokens are written; newer tokens remain in the plain caches. `paged_attention`
     reads both.
 
+    All arrays are on one device, the host or CUDA; `pairs` may be on the host. A call on CUDA is one launch for up to
+    128 pairs from the host, or any number of pairs in CUDA memory. It neither allocates nor waits.
+
     Parameters
     ----------
     key_cache, value_cache : array, [num_blocks, block_size, Hkv, D] and [num_blocks, block_size, Hkv, Dv]
-        Plain caches of the newest tokens, on the host: float32, float16 or bfloat16. D and Dv are multiples of 16. The
-        last axis is contiguous; other strides are free.
+        Plain caches of the newest tokens: float32, float16 or bfloat16. D and Dv are multiples of 16. The last axis is
+        contiguous; other strides are free.
     sealed : SealedBlocks
         The arrays that are written, with blocks of the same size. Their shapes determine bits and groups; `block_table`
         and `lens` are not used.
     pairs : integers, [n, 2]
-        (block of the plain caches, sealed block). No sealed block may occur twice.
+        (block of the plain caches, sealed block). No sealed block may occur twice. Pairs in CUDA memory are checked
+        under `debug` only; otherwise pairs with a block outside of its cache are skipped, and a sealed block that
+        occurs twice mixes both.
     null_block : bool
         Refuse block 0 of the plain caches and of the sealed planes: the null block of the caches of pagecore.
-    stream : None
-        As in other functions; there is none on the host.
+    stream : int or a stream, optional
+        For CUDA arrays, the stream of the work: a handle or an object with ``__cuda_stream__``. By default the current
+        stream of the framework of `key_cache`.
 
     Raises
     ------
     InvalidBlock
-        A block is outside of its cache, or the null block, or is sealed twice.
+        A block is outside of its cache, or the null block, or is sealed twice. See `pairs` for CUDA memory.
     ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
         Arrays do not match each other, are not supported, or cannot be written. After every error nothing was written.
 
@@ -76,8 +92,6 @@ def seal_kv(key_cache, value_cache, sealed, pairs, *, null_block=True, stream=No
         raise UnsupportedOption(f"sealed is {shown(sealed)}; pass a SealedBlocks")
     cdef Tensor key = float_tensor(key_cache, "key_cache", 4, 1, "[num_blocks, block_size, num_kv_heads, head_dim]")
     find_place(&place, key, "key_cache", key_cache, stream)
-    if place.device_type != CPU:
-        raise UnsupportedOption("key_cache is on CUDA; blocks are sealed on the host")
     cdef Tensor value = float_tensor(
         value_cache, "value_cache", 4, 1, "[num_blocks, block_size, num_kv_heads, head_dim]")
     check_place(value, "value_cache", &place)
@@ -98,4 +112,21 @@ def seal_kv(key_cache, value_cache, sealed, pairs, *, null_block=True, stream=No
     args.sealed_key, args.sealed_value = planes.blocks.key, planes.blocks.value
     args.num_sealed, args.lowest = planes.blocks.num_blocks, lowest_block(null_block)
     args.sources, args.targets = pair_column(ids, 0), pair_column(ids, 1)
-    run_seal(args)
+    if place.device_type == CPU:
+        run_seal(args)
+        return
+    await_arrays((key_cache, value_cache, *sealed[:4], pairs), &place)
+    if ids.device_type == CPU:
+        check_sealed_pairs(args)
+    elif debugging():
+        check_pairs_under_debug(args, ids, &place)
+    launch_seal(args, ids, &place)
+    for plane in written:
+        note_written(<Tensor>plane, &place)
+
+
+cdef int check_pairs_under_debug(SealArgs args, Tensor ids, const Place* place) except -1:
+    check_not_captured(place)
+    cdef Tensor here = to_host(ids, place)
+    args.sources, args.targets = pair_column(here, 0), pair_column(here, 1)
+    return check_sealed_pairs(args)

@@ -9,7 +9,6 @@ from pagecore.ops.args cimport BlockArray, Cache, Indices, MergeArgs, WriteArgs
 from pagecore.ops.cpu.args cimport AttentionArgs, Codec, HostCalls, PackedSequences
 from pagecore.ops.cpu.codecs.affine_codes cimport AffineCodes
 from pagecore.ops.cpu.codecs.conversions cimport BlockConversion, LatentConversion
-from pagecore.ops.cpu.codecs.seal cimport SealArgs
 from pagecore.ops.cpu.latent.latent cimport (
     IndexScoreCall,
     IndexWriteArgs,
@@ -23,6 +22,7 @@ from pagecore.ops.cpu.latent.latent cimport (
 from pagecore.ops.cpu.moves.slot_moves cimport BoundedKeys
 from pagecore.ops.cpu.sparse.select cimport ScoreArgs, ScoreBatch, SelectArgs, SummaryArgs
 from pagecore.ops.planning._plan cimport AttentionPlan
+from pagecore.ops.sealed_plane cimport SealArgs
 from pagecore.ops.state_plane cimport StatePlane
 
 
@@ -40,6 +40,9 @@ cdef int convert_affine(const AffineCodes& codes, bint restores) except -1
 
 # Seals blocks; see seal.hpp.
 cdef int seal_blocks(const SealArgs& args) except -1
+
+# The checks of its pairs alone.
+cdef int check_sealed_pairs(const SealArgs& args) except -1
 
 # Converts slots pairs[2 * i] of a state to slots pairs[2 * i + 1] of its codes, or with `restores` back.
 cdef void convert_states(

@@ -18,6 +18,7 @@ from pagecore.ops.args cimport (
     WriteArgs,
 )
 from pagecore.ops.plan cimport PcWorkItem
+from pagecore.ops.sealed_plane cimport SealedBlocks
 
 
 cdef extern from "pagecore/ops/cpu/codec.hpp" namespace "pagecore::cpu" nogil:
@@ -58,28 +59,6 @@ cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
         const uint64_t* bits
         int64_t words
         Indices positions
-
-    cdef cppclass SealedPlane:
-        char* words
-        char* scales
-        DType scale_type
-        int64_t bits
-        int64_t group
-        int64_t block_stride
-        int64_t head_stride
-        int64_t row_stride
-        int64_t scales_block_stride
-        int64_t scales_head_stride
-        int64_t scales_row_stride
-        int64_t group_stride
-        int64_t least_stride
-
-    cdef cppclass SealedBlocks:
-        SealedPlane key
-        SealedPlane value
-        int64_t num_blocks
-        Table table
-        Indices lens
 
     cdef cppclass AttentionArgs:
         TokenArray query

@@ -3,23 +3,15 @@
 
 #include <cstdint>
 
-#include "pagecore/ops/cpu/args.hpp"
+#include "pagecore/ops/sealed_plane.hpp"
 
 namespace pagecore::cpu {
-
-struct SealArgs {
-  Cache key;  // of the newest tokens; plain
-  Cache value;
-  SealedPlane sealed_key;
-  SealedPlane sealed_value;
-  int64_t num_sealed = 0;  // sealed blocks
-  Indices sources;
-  Indices targets;
-  int64_t lowest = 1;  // blocks below are refused
-};
 
 // Seals source block i of the plain caches as target block i. Raises InvalidBlock, also for a target that occurs twice,
 // before anything is written.
 void seal_blocks(const SealArgs& args, int64_t num_threads = 1);
+
+// The checks of the pairs alone, for calls that run on another device.
+void check_sealed_pairs(const SealArgs& args);
 
 }  // namespace pagecore::cpu

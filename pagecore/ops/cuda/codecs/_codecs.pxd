@@ -8,6 +8,7 @@ from pagecore.ops.args cimport Cache, Indices
 from pagecore.ops.arguments._arguments cimport Place
 from pagecore.ops.cuda.latent._latent cimport LatentPlaneArgs, LatentPlaneSizes
 from pagecore.ops.cuda.launch cimport Grid
+from pagecore.ops.sealed_plane cimport SealArgs
 from pagecore.ops.state_plane cimport StatePlane
 
 
@@ -104,6 +105,13 @@ cdef class DeviceConversions:
     cdef int prepare_all(self, int64_t num_blocks, const Place* place) except -1
     cdef int make_launches(self, const ConvertBlocks& blocks, const Place* place) except -1
     cdef int launch(self, const Place* place) except -1
+
+
+# affine.pxi
+
+# Seals pairs of blocks, the columns of `pairs`, on the host or the device. The caller has checked all arguments except
+# the contents of arrays on the device; the kernel skips invalid pairs there.
+cdef int seal_blocks(const SealArgs& args, Tensor pairs, const Place* place) except -1
 
 
 # states.pxi
