@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pagecore import SealedBlocks, dequantize, errors, paged_attention, quantize
+from pagecore import dequantize, errors, quantize
 from pagecore.arrays.dtypes.formats import FORMATS
 from tests.cuda.test_write_codes import WRITTEN, numbers
 from tests.ops.cases import DTYPES
@@ -91,6 +91,3 @@ def test_sealed_formats_are_refused(cuda):
         quantize(x, "kivi2")
     with pytest.raises(errors.UnsupportedOption, match="codes is on CUDA"):
         dequantize(cuda.put(word), "kivi2", cuda.put(np.ones((1, 2, 1, 2, 32), np.float32)), axis=-2)
-    sealed = SealedBlocks(word, word, word, word, [[0]], [32])
-    with pytest.raises(errors.UnsupportedOption, match="sealed blocks are supported on the host"):
-        paged_attention(cuda.put(np.ones((1, 2, 32), np.float32)), x, x, [[0]], [32], sealed=sealed)

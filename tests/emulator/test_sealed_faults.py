@@ -1,29 +1,46 @@
-"""Faults planted in the kernel that seals blocks."""
+"""Faults planted in the kernels of sealed blocks: what seals them, and attention."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pagecore.arrays.cuda.current import use_runtime
-from tests.cuda import test_seal
+from tests.cuda import test_seal, test_sealed
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
 from tests.emulator.build import SOURCES
 from tests.emulator.faults import Fault
 from tests.emulator.runtime import EmulatedRuntime
-from tests.ops.cases import DTYPES
-from tests.ops.sealed_cases import empty_sealed
+from tests.ops.cases import DTYPES, Shape
+from tests.ops.sealed_cases import empty_sealed, make_sealed_case
 
 pytestmark = pytest.mark.slow
 
+WRONG, RACE, OUTSIDE = "is off by|not finite", "races", "after the end|before the allocation"
 SEAL_FAULTS = {
     "the range of one lane's chunks": Fault("affine_lanes", "    for (int mask = lanes; mask < lanes; mask *= 2) {"),
     "a quotient by a scale of 0": Fault("affine_divisor", "divisor = scale;"),
     "zeros in the range of a short group": Fault("affine_entries_of_other_groups"),
     "codes of the word before": Fault("affine_codes_of_the_word_before"),
     "threads past the last task": Fault("affine_tasks_past_the_last", "task.exists = true;"),
+}
+SEALED_FAULTS = {
+    "blocks outside of the planes": Fault(
+        "sealed_blocks_outside",
+        "return {static_cast<int>(block.low), offset, is_sealed};",
+        OUTSIDE,
+    ),
+    "a part of a block": Fault("sealed_lengths", "length_ = exists ? clamp(given, 0, most) : 0;", WRONG),
+    "numbers past the dims": Fault(
+        "sealed_numbers_past_dims", "const bool exists = state.keys.has(state.token + row);", f"{WRONG}|{OUTSIDE}"
+    ),
+    "products of keys with 8 bits": Fault("sealed_low_terms", "", "lse is off by"),
+    "scales of tokens of other items": Fault("sealed_scales_of_other_items", "const bool exists = true;", None),
+    "scales become zeros while they are read": Fault("sealed_barrier_before_zeros", "", RACE),
+    "scales are read before they are zeros": Fault("sealed_barrier_after_zeros", "", RACE),
 }
 
 
@@ -37,8 +54,23 @@ def run_seal(*where: Path) -> None:
         runtime.finish()
 
 
+def run_sealed(*where: Path) -> None:
+    runtime = EmulatedRuntime(*where)
+    shape = Shape((70, 33), (7, 1), heads=(4, 2), dims=(80, 96), cache_dtype="bfloat16", layout="padded")
+    with use_runtime(runtime):
+        test_sealed.check(Kit(runtime), make_sealed_case(shape))
+        test_sealed.check(Kit(runtime), make_sealed_case(replace(shape, dims=(64, 64), query_lens=None), (2, 2)))
+        test_sealed.test_contents_of_device_arrays_that_are_wrong_read_nothing_outside(Kit(runtime))
+        test_sealed.test_nan_reaches_only_the_rows_that_attend_to_it(Kit(runtime), 4)
+        matrix = Shape((70, 33, 90), (4, 1, 2), heads=(4, 1), query_dtype="bfloat16", cache_dtype="bfloat16")
+        for queries in (matrix.query_lens, None):
+            test_sealed.check(Kit(runtime), make_sealed_case(replace(matrix, query_lens=queries), window=37))
+        runtime.finish()
+
+
 def test_the_kernels_are_right_without_a_fault():
     run_seal()
+    run_sealed()
 
 
 @pytest.mark.parametrize("name", cases(list(SEAL_FAULTS)[::2], list(SEAL_FAULTS)))
@@ -49,3 +81,13 @@ def test_a_fault_planted_in_the_kernel_that_seals_is_caught(planting, name):
         pytest.raises(AssertionError, match=fault.message),
     ):
         run_seal(sources)
+
+
+@pytest.mark.parametrize("name", cases(list(SEALED_FAULTS)[::2], list(SEALED_FAULTS)))
+def test_a_fault_planted_in_attention_over_sealed_blocks_is_caught(planting, name):
+    fault = SEALED_FAULTS[name]
+    with (
+        planting.planted(SOURCES, fault, SEALED_FAULTS.values()) as sources,
+        pytest.raises(AssertionError, match=fault.message),
+    ):
+        run_sealed(sources)

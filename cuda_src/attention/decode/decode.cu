@@ -30,6 +30,7 @@
 
 #include "cuda_src/attention/decode/ring.cuh"
 #include "cuda_src/attention/decode/rows.cuh"
+#include "cuda_src/attention/decode/sealed.cuh"
 #include "cuda_src/attention/decode/stored_rows.cuh"
 #include "cuda_src/attention/tiles/round_loop.cuh"
 
@@ -164,6 +165,23 @@ void decode_stored(const PcStoredAttentionParams params) {
   DecodeWorker<Tile, DecodeStoredRing<Tile>, StoredRows<Tile, Options>> worker(p, shared, heads);
   run_rounds(p, work, worker, ring, rows);
   clear_padding(p, recompute_block_heads(p), first_padding_row(p));  // no register holds these during the rounds
+}
+
+// The first tokens of sequences are in sealed blocks (sealed.cuh).
+template <typename T, int kBits, int kDim, typename InstanceOptions>
+PC_KERNEL(pc_decode_shape(kDim).threads, pc_decode_shape(kDim).blocks_per_sm)
+void decode_sealed(const PcSealedAttentionParams params) {
+  using Options = OverSealed<InstanceOptions>;
+  using Tile = TileFor<SealedTile<T, kBits, kDim>, Options>;
+  const PcAttentionParams& p = params.attention;
+  const Shared<pc_uint8> shared = pc_shared_buffer();
+  const Heads heads = block_heads(p);
+  const WorkRange work = load_work(p.schedule, pc_block_x());
+  DecodeSealedRing<Tile> ring(params, shared, heads, work);
+  SealedDecodeRows<Tile, Options> rows(shared);
+  DecodeWorker<Tile, DecodeSealedRing<Tile>, SealedDecodeRows<Tile, Options>> worker(p, shared, heads);
+  run_rounds(p, work, worker, ring, rows);
+  clear_padding(p, recompute_block_heads(p), first_padding_row(p));
 }
 
 }  // namespace pagecore

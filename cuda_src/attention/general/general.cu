@@ -20,7 +20,8 @@
 // warp holds, each warp processes its own tiles. With more rows, rows are divided among warps too, and a warp also
 // processes the tiles of other warps: all tiles of the round if each warp has rows of its own, as it always is in
 // batch-invariant calls. Rows that cp.async cannot copy are loaded element by element when a stage is filled. 16-bit
-// elements, and codes of stored formats (general_stored), are widened to float32 in place before their use.
+// elements, and codes of stored formats (general_stored), are widened to float32 in place before their use. Sealed
+// blocks, and the caches of the tokens after them (general_sealed), become float32 when a stage is filled.
 //
 // Bytes: keys and values are read once for each block of rows; queries once for each split; partial rows are written
 // once and read once.
@@ -28,6 +29,7 @@
 #include "cuda_src/abi/plan.h"
 #include "cuda_src/attention/general/ring.cuh"
 #include "cuda_src/attention/general/rows.cuh"
+#include "cuda_src/attention/general/sealed.cuh"
 #include "cuda_src/attention/general/stored.cuh"
 #include "cuda_src/attention/tiles/round_loop.cuh"
 
@@ -272,6 +274,19 @@ void general_stored(const PcStoredAttentionParams p) {
   using Plane = StoredPlane<kDim>;
   GeneralRing<kDim, Plane, Options> ring(shared, Plane(p.key, p.attention.head_dim, heads.kv),
                                          Plane(p.value, p.attention.value_dim, heads.kv));
+  attend_general<kDim, Options>(p.attention, shared, heads, padding, work, ring);
+}
+
+// The first tokens of sequences are in sealed blocks.
+template <int kDim, typename InstanceOptions>
+PC_KERNEL(pc_general_shape(kDim).threads, pc_general_shape(kDim).blocks_per_sm)
+void general_sealed(const PcSealedAttentionParams p) {
+  using Options = OverSealed<InstanceOptions>;
+  const Shared<pc_uint8> shared = pc_shared_buffer();
+  const Heads heads = block_heads(p.attention);
+  const int padding = first_padding_row(p.attention);
+  const WorkRange work = load_work(p.attention.schedule, pc_block_x());
+  GeneralSealedRing<kDim, Options> ring(shared);
   attend_general<kDim, Options>(p.attention, shared, heads, padding, work, ring);
 }
 

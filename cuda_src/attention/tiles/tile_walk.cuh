@@ -16,6 +16,7 @@
 #pragma once
 
 #include "cuda_src/attention/inputs/options.cuh"
+#include "cuda_src/attention/inputs/sealed.cuh"
 #include "cuda_src/attention/inputs/selected.cuh"
 #include "cuda_src/shapes/attention.h"
 
@@ -54,8 +55,10 @@ class NextSlot {
   PC_MEMBER void open(const PcAttentionParams&, const Sequence&) {}
   // Prepares the next request, for `token` if `numbers` has it.
   PC_MEMBER void prepare(const PcAttentionParams&, const KeyRange&, int) {}
-  PC_MEMBER PendingSlot request(const PcAttentionParams& p, pc_int64 table_row, int token) const {
-    return begin_slot(p, table_row, token);
+  template <typename Tables>
+  PC_MEMBER typename Tables::Pending request(const PcAttentionParams& p, const Tables& tables, pc_int64 table_row,
+                                             int token) const {
+    return tables.begin(p, table_row, token);
   }
 };
 
@@ -68,8 +71,10 @@ class NextSlot<true> {
     entry_ = 0;
     if (numbers.has(token)) entry_ = keys_.entry(p, SelectedKeys::entry_of(p, token));
   }
-  PC_MEMBER PendingSlot request(const PcAttentionParams& p, pc_int64 table_row, int token) const {
-    return begin_slot(p, table_row, SelectedKeys::position_in(p, entry_, token));
+  template <typename Tables>
+  PC_MEMBER typename Tables::Pending request(const PcAttentionParams& p, const Tables& tables, pc_int64 table_row,
+                                             int token) const {
+    return tables.begin(p, table_row, SelectedKeys::position_in(p, entry_, token));
   }
 
  private:
@@ -86,6 +91,7 @@ struct TileFor : Tile {
 template <int kTokens, int kWarps, typename Options>
 class TileWalk {
   using ItemRounds = Rounds<kTokens, kWarps>;
+  using Tables = BlockTables<kReadsSealed<Options>>;
 
  public:
   PC_MEMBER explicit TileWalk(const Shared<pc_uint8>& memory) : memory_(memory.template as<WalkState>()) {}
@@ -105,7 +111,7 @@ class TileWalk {
   PC_MEMBER WalkState state() const { return memory_.load(0); }
   // The slot of token state().token + lane. Its block id was requested one step earlier, to hide the latency of the
   // table.
-  PC_MEMBER Slot slot(const PcAttentionParams& p) const { return slot_.get(p); }
+  PC_MEMBER auto slot(const PcAttentionParams& p) const { return slot_.get(p); }
   // Returns false if the table's entry of that token is negative.
   PC_MEMBER bool is_listed() const { return slot_.block.high == 0 && static_cast<int>(slot_.block.low) >= 0; }
 
@@ -147,6 +153,7 @@ class TileWalk {
       state.rounds = ItemRounds::count(item);
       state.token = ItemRounds::first_token(item) + pc_warp() * kTokens;
       next_.open(p, sequence);
+      tables_.open(p, sequence);
       next_.prepare(p, state.keys, state.token + pc_lane());
     }
     look_up(p, state);
@@ -161,16 +168,17 @@ class TileWalk {
 
   PC_MEMBER void look_up(const PcAttentionParams& p, const WalkState& state) {
     const int token = state.token + pc_lane();
-    slot_ = {{0, 0}, 0};
+    slot_ = {};
     if (state.rounds != 0 && pc_lane() < kTokens && state.keys.has(token)) {
-      slot_ = next_.request(p, state.table_row, token);
+      slot_ = next_.request(p, tables_, state.table_row, token);
     }
     if (state.rounds > 1) next_.prepare(p, state.keys, token + ItemRounds::kStep);
   }
 
   Shared<WalkState> memory_;
   int item_word_;
-  PendingSlot slot_;
+  typename Tables::Pending slot_;
+  Tables tables_;
   NextSlot<Options::kSelected> next_;
 };
 

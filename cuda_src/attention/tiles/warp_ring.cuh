@@ -65,7 +65,7 @@ class WarpRing {
   }
 
   // The slot of token state().token + lane.
-  PC_MEMBER Slot slot(const PcAttentionParams& p) const { return walk_.slot(p); }
+  PC_MEMBER auto slot(const PcAttentionParams& p) const { return walk_.slot(p); }
 
   Shared<pc_uint8> shared_;  // of the block
 

@@ -298,6 +298,15 @@ cdef class Sealed:
     # UnsupportedOption if a written array shares memory with any of them.
     cdef int check_apart_from(self, Tensor written) except -1
 
+    # True if the table and the lengths are on the host.
+    cdef bint is_on_host(self) noexcept
+
+    # A copy with the table and the lengths on the host; waits for the stream.
+    cdef Sealed on_host(self, const Place* place)
+
+    # Copies the table and the lengths to the device of the call, after a check of lengths on the host.
+    cdef int send(self, int64_t block_size, const Place* place) except -1
+
 
 # Codes and scales next to plain caches of the newest tokens.
 cdef Sealed sealed_planes(

@@ -24,6 +24,41 @@ cdef class Sealed:
         check_apart(written, "out", self.table, "sealed block_table")
         return check_apart(written, "out", self.lens, "sealed lens")
 
+    cdef bint is_on_host(self) noexcept:
+        return are_on_host((self.table, self.lens))
+
+    cdef Sealed on_host(self, const Place* place):
+        cdef Sealed copy = Sealed.__new__(Sealed)
+        copy.key, copy.value, copy.key_scale, copy.value_scale = self.key, self.value, self.key_scale, self.value_scale
+        copy.blocks = self.blocks
+        set_table(copy, to_host(self.table, place), to_host(self.lens, place))
+        return copy
+
+    cdef int send(self, int64_t block_size, const Place* place) except -1:
+        if self.lens.device_type == CPU:
+            check_sealed_lens(self, block_size)
+        set_table(
+            self, to_device(self.table, "sealed block_table", place), to_device(self.lens, "sealed lens", place))
+        return 0
+
+
+cdef void set_table(Sealed sealed, Tensor table, Tensor lens) noexcept:
+    sealed.table, sealed.lens = table, lens
+    sealed.blocks.table, sealed.blocks.lens = table_array(table), index_array(lens)
+
+
+cdef int check_sealed_lens(Sealed sealed, int64_t block_size) except -1:
+    """Raise ShapeError for lengths on the host that are not whole blocks of the sealed table."""
+    cdef int64_t i, length, room = sealed.table.shape_[1] if sealed.blocks.num_blocks > 0 else 0
+    for i in range(sealed.blocks.lens.size):
+        length = sealed.blocks.lens.at(i)
+        if length < 0 or length % block_size != 0 or length // block_size > room:
+            raise ShapeError(
+                f"sealed lens[{i}] is {length}; it must be a multiple of the block size {block_size}, and at most "
+                f"{room * block_size}, what a row of the sealed block table holds"
+            )
+    return 0
+
 
 cdef Sealed sealed_planes(
         object key, object value, object key_scale, object value_scale, Tensor newest_key, Tensor newest_value,
@@ -50,17 +85,16 @@ cdef Sealed read_sealed(
         return None
     if not isinstance(sealed, _SealedBlocks):
         raise UnsupportedOption(f"sealed is {shown(sealed)}; pass a SealedBlocks")
-    if place.device_type != CPU:
-        raise UnsupportedOption("query is on CUDA; sealed blocks are supported on the host")
     if sealed.block_table is None or sealed.lens is None:
         raise UnsupportedOption("sealed has no block_table or no lens; attention needs both")
     cdef Sealed read = sealed_planes(
         sealed.key, sealed.value, sealed.key_scale, sealed.value_scale, newest_key, newest_value, place)
-    read.table = given_indices(sealed.block_table, "sealed block_table", 2, "[num_sequences, max_blocks]", place)
-    check_length(read.table, "sealed block_table", 0, num_rows, "the rows of block_table")
-    read.lens = given_indices(sealed.lens, "sealed lens", 1, "[num_sequences]", place)
-    check_length(read.lens, "sealed lens", 0, num_sequences, "one for each of seq_lens")
-    read.blocks.table, read.blocks.lens = table_array(read.table), index_array(read.lens)
+    cdef Tensor table = given_indices(
+        sealed.block_table, "sealed block_table", 2, "[num_sequences, max_blocks]", place)
+    check_length(table, "sealed block_table", 0, num_rows, "the rows of block_table")
+    cdef Tensor lens = given_indices(sealed.lens, "sealed lens", 1, "[num_sequences]", place)
+    check_length(lens, "sealed lens", 0, num_sequences, "one for each of seq_lens")
+    set_table(read, table, lens)
     return read
 
 

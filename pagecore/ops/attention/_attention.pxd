@@ -1,7 +1,7 @@
 from libc.stdint cimport int64_t
 
 from pagecore.arrays.tensors._tensor cimport Tensor
-from pagecore.ops.arguments._arguments cimport Place, Selected, StoredCache, TreeMask
+from pagecore.ops.arguments._arguments cimport Place, Sealed, Selected, StoredCache, TreeMask
 
 
 # attention_checks.pxi
@@ -21,8 +21,8 @@ cdef int check_plan_heads(object plan, Tensor query, int64_t num_kv_heads) excep
 # On CUDA: the checks of a call on the host, if all arrays that decide which blocks are read are on the host.
 cdef int check_given_batch(
     Tensor query, Tensor key_cache, Tensor value_cache, Tensor table, Tensor lens, Tensor rows, Tensor cu, bint causal,
-    int64_t window_left, int64_t window_right, int64_t sink_tokens, Tensor mask, TreeMask tree,
-    Selected selected) except -1
+    int64_t window_left, int64_t window_right, int64_t sink_tokens, Tensor mask, TreeMask tree, Selected selected,
+    Sealed sealed) except -1
 
 cdef int check_out(
         Tensor out, Tensor query, StoredCache keys, StoredCache values, Tensor table, Tensor lens, Tensor rows,

@@ -148,9 +148,9 @@ def paged_attention(
     key_global_scale, value_global_scale : float
         Given factor of an "nvfp4" cache, for the layer.
     sealed : SealedBlocks, optional
-        The first tokens of each sequence, in blocks of 2 or 4 bits that `seal_kv` has quantised, on the host. The first
+        The first tokens of each sequence, in blocks of 2 or 4 bits that `seal_kv` has quantised. The first
         ``sealed.lens[i]`` of the `seq_lens` tokens are read from there; `key_cache`, `value_cache` and `block_table`
-        have the others, and entries of `block_table` before them are not read. The caches have float32, float16 or
+        have the others, and entries of `block_table` before them are not used. The caches have float32, float16 or
         bfloat16 numbers. All options apply to both, and count positions of the whole sequence.
     out : array, [T, Hq, Dv], optional
         Array for the output, in the dtype of `query`; it is returned. It may be `query` itself; otherwise it must not
@@ -193,9 +193,10 @@ def paged_attention(
     unpacked to float32, 64 at a time.
 
     On CUDA the call does not wait for the device. Lengths, rows and tables on the host are copied; lengths on the host
-    are checked and planned by the host, and rows and blocks are checked if none of these arrays, nor the mask or the
-    lists of `blocks` and `indices`, is on the device. Contents of device arrays are not checked: lengths are cut to
-    what the arrays hold, and a block outside the cache is read as block 0. Softmax weights are rounded to the dtype of
+    are checked and planned by the host, and rows and blocks are checked if none of these arrays, nor the mask, the
+    lists of `blocks` and `indices`, or the table and lengths of `sealed`, is on the device. Contents of device arrays
+    are not checked: lengths are cut to what the arrays hold, those of `sealed` to whole blocks, and a block outside the
+    cache is read as block 0. Softmax weights are rounded to the dtype of
     query, key and value if all three are float16 or all are bfloat16, both head dims are multiples of 8 up to 256, and
     rows begin at multiples of 16 bytes; also over quantised caches that matrix instructions serve. Prompts with a
     selection are computed in float32. Head dims are at most 512.
@@ -303,9 +304,9 @@ def paged_attention(
     else:
         await_arrays((query, key_cache, value_cache, block_table, seq_lens, rows, cu_query_lens, sinks, alibi_slopes,
                       mask, tree_mask, positions, blocks, block_counts, indices, index_counts, key_scale, value_scale,
-                      out, None if planned is None else plan), &place)
+                      sealed, out, None if planned is None else plan), &place)
         check_given_batch(
-            q, k, v, table, lens, picked, cu, is_causal, left, right, num_sinks, bits, tree, selected)
+            q, k, v, table, lens, picked, cu, is_causal, left, right, num_sinks, bits, tree, selected, older)
         table = to_device(table, "block_table", &place)
         picked = None if picked is None else to_device(picked, "rows", &place)
         bits = None if bits is None else to_device(bits, "mask", &place)
@@ -314,13 +315,15 @@ def paged_attention(
         checked = debugging()
         if checked:
             debug_attention(q, k, v, table, lens, picked, cu, is_causal, left, right, num_sinks, bits, tree,
-                            selected, &place)
+                            selected, older, &place)
+        if older is not None:
+            older.send(k.shape_[1], &place)
         if selected is not None:
             selected.send(lens, table.shape_[1] * keys.codes.shape_[1], &place)
         launch_attention(
             q, keys, values, table, lens, picked, cu, kept_plan, planned, factor, is_causal, left, right, num_sinks,
-            cap, sink_numbers, slopes, bits, tree, key_scales, value_scales, selected, result, lse, checked, query,
-            &place,
+            cap, sink_numbers, slopes, bits, tree, key_scales, value_scales, selected, older, result, lse, checked,
+            query, &place,
         )
         note_written(result, &place)
     given = finished(result, query, &place) if out is None else out

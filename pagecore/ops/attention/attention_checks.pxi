@@ -89,9 +89,9 @@ cdef int check_plan_heads(object plan, Tensor query, int64_t num_kv_heads) excep
 cdef int check_given_batch(
         Tensor query, Tensor key_cache, Tensor value_cache, Tensor table, Tensor lens, Tensor rows, Tensor cu,
         bint causal, int64_t window_left, int64_t window_right, int64_t sink_tokens, Tensor mask, TreeMask tree,
-        Selected selected) except -1:
+        Selected selected, Sealed sealed) except -1:
     cdef Selection selection
-    if not are_on_host((table, lens, rows, cu, mask)):
+    if not are_on_host((table, lens, rows, cu, mask)) or sealed is not None and not sealed.is_on_host():
         return 0
     if selected is not None:
         if not selected.is_on_host():
@@ -101,7 +101,7 @@ cdef int check_given_batch(
     cdef TreeMask here = tree if tree is not None and tree.is_on_host() else None
     return check_attended(
         query, key_cache, value_cache, table, lens, rows, cu, causal, window_left, window_right, sink_tokens, mask,
-        here, selection)
+        here, sealed, selection)
 
 
 cdef int check_out(

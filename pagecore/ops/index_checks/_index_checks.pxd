@@ -1,7 +1,7 @@
 from libc.stdint cimport int64_t
 
 from pagecore.arrays.tensors._tensor cimport Tensor
-from pagecore.ops.arguments._arguments cimport Place, Selected, TreeMask
+from pagecore.ops.arguments._arguments cimport Place, Sealed, Selected, TreeMask
 
 
 # block_checks.pxi: checks of the arguments of gather, scatter, transfer and copy.
@@ -79,11 +79,11 @@ cdef int debug_sequences(
     list caches, Tensor packed, str name, Tensor block_table, Tensor seq_lens, Tensor rows,
     const Place* place) except -1
 
-# rows, cu_query_lens, mask, tree and selected may be None.
+# rows, cu_query_lens, mask, tree, selected and sealed may be None.
 cdef int debug_attention(
     Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
     Tensor cu_query_lens, bint causal, int64_t window_left, int64_t window_right, int64_t sink_tokens,
-    Tensor mask, TreeMask tree, Selected selected, const Place* place) except -1
+    Tensor mask, TreeMask tree, Selected selected, Sealed sealed, const Place* place) except -1
 
 # For scores of blocks and tokens. rows and cu_query_lens may be None; all arrays are on the device.
 cdef int debug_scores(

@@ -7,7 +7,7 @@ are copied to the host, and the checks of the host kernels decide and raise.
 from libc.stdint cimport INT64_MIN, int64_t
 
 from pagecore.arrays.tensors._tensor cimport Tensor
-from pagecore.ops.arguments._arguments cimport Place, check_length, to_device, to_host
+from pagecore.ops.arguments._arguments cimport Place, Sealed, check_length, to_device, to_host
 from pagecore.ops.cpu.args cimport Selection
 from pagecore.ops.cpu.calls._calls cimport (
     check_attended,
@@ -128,7 +128,7 @@ cdef int debug_sequences(
 cdef int debug_attention(
         Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
         Tensor cu_query_lens, bint causal, int64_t window_left, int64_t window_right, int64_t sink_tokens,
-        Tensor mask, TreeMask tree, Selected selected, const Place* place) except -1:
+        Tensor mask, TreeMask tree, Selected selected, Sealed sealed, const Place* place) except -1:
     cdef Selection selection
     cdef Selected lists
     check_not_captured(place)
@@ -138,15 +138,16 @@ cdef int debug_attention(
     cdef bint invalid = has_invalid_batch(
         block_table, lens, rows, cu, ANY, query.shape_[0], key_cache.shape_[0], key_cache.shape_[1], place)
     # The length of a mask depends on all lengths together, which the kernel does not sum. It reads neither trees nor
-    # selections.
+    # selections, nor the table of sealed blocks.
     if selected is not None:
         lists = selected.on_host(place)
         lists.fill(&selection)
-    if invalid or mask is not None or tree is not None or selected is not None:
+    if invalid or mask is not None or tree is not None or selected is not None or sealed is not None:
         check_attended(
             query, key_cache, value_cache, to_host(block_table, place), to_host(seq_lens, place),
             to_host(rows, place), to_host(cu_query_lens, place), causal, window_left, window_right,
-            sink_tokens, to_host(mask, place), None if tree is None else tree.on_host(place), selection)
+            sink_tokens, to_host(mask, place), None if tree is None else tree.on_host(place),
+            None if sealed is None else sealed.on_host(place), selection)
     return 0
 
 

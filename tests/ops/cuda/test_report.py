@@ -69,7 +69,11 @@ def test_every_architecture_has_the_sizes_of_its_multiprocessor():
     assert {usage.resident_blocks(Usage("a", name, 255, 0, 0, 0, 0), 128, 0) for name in ARCHITECTURES} == {2}
 
 
-@pytest.mark.parametrize("entry", ["decode", "decode_stored", "prefill", "prefill_stored", "general", "general_stored"])
+ENTRIES = ["decode", "decode_stored", "decode_sealed", "prefill", "prefill_stored"]
+ENTRIES += ["general", "general_stored", "general_sealed"]
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
 def test_attention_kernels_have_a_launch_shape(entry):
     shapes = [launch_shape(each.entry, each.arguments) for each in instances() if each.entry == entry]
     assert shapes
@@ -163,6 +167,27 @@ def test_quantised_caches_have_kernels(name, dims, query, served):
     assert instance(served)
     mixed = {"key_format": number, "value_format": 0}
     assert attention_kernel(*dims, query, query, query, decode=True, **mixed).startswith("general_stored<")
+
+
+@pytest.mark.parametrize(
+    ("dims", "query", "more", "served"),
+    [
+        ((128, 128), "bfloat16", {}, "decode_sealed<pc_bfloat16,4,128,Plain>"),
+        ((64, 64), "float16", {"sealed_bits": 2, "full": True}, "decode_sealed<pc_half,2,64,Full>"),
+        # Prompts; planes that matrix instructions do not read; dims, dtypes, rows and selections.
+        ((128, 128), "bfloat16", {"decode": False}, "general_sealed<128,Plain>"),
+        ((128, 128), "bfloat16", {"sealed_bits": 0}, "general_sealed<128,Plain>"),
+        ((96, 96), "bfloat16", {}, "general_sealed<128,Plain>"),
+        ((64, 128), "bfloat16", {}, "general_sealed<128,Plain>"),
+        ((64, 64), "float32", {"full": True}, "general_sealed<64,Full>"),
+        ((64, 64), "bfloat16", {"aligned": False}, "general_sealed<64,Plain>"),
+        ((64, 64), "bfloat16", {"selected": True}, "general_sealed<64,SelectedFull>"),
+    ],
+)
+def test_sealed_blocks_have_kernels(dims, query, more, served):
+    call = {"sealed": True, "sealed_bits": 4, "decode": True} | more
+    assert attention_kernel(*dims, query, query, query, **call) == served
+    assert instance(served)
 
 
 @pytest.mark.parametrize(

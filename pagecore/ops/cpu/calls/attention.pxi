@@ -53,8 +53,10 @@ cdef int attention(
 cdef int check_attended(
         Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
         Tensor cu_query_lens, bint causal, int64_t window_left, int64_t window_right, int64_t sink_tokens,
-        Tensor mask, TreeMask tree, const Selection& selection) except -1:
+        Tensor mask, TreeMask tree, Sealed sealed, const Selection& selection) except -1:
     cdef AttentionArgs args
+    if sealed is not None:
+        args.sealed = sealed.blocks
     args.query = token_array(query)
     args.key = cache_array(key_cache)
     args.value = cache_array(value_cache)

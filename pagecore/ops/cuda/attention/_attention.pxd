@@ -1,7 +1,7 @@
 from libc.stdint cimport int32_t, int64_t
 
 from pagecore.arrays.tensors._tensor cimport Tensor
-from pagecore.ops.arguments._arguments cimport Place, Selected, StoredCache, TreeMask
+from pagecore.ops.arguments._arguments cimport Place, Sealed, Selected, StoredCache, TreeMask
 from pagecore.ops.cuda.plan.abi_attention cimport PcAttentionParams, PcLaunchShape, PcRows
 from pagecore.ops.planning._plan cimport AttentionPlan
 
@@ -51,6 +51,8 @@ cdef struct KernelQuery:
     bint aligned_scales  # every row of scales begins at a multiple of 4 bytes
     bint full            # softcap, ALiBi or a mask
     bint selected        # blocks or tokens are selected
+    bint sealed          # the first tokens are in sealed blocks
+    int sealed_bits      # of their codes, if matrix instructions serve the planes; otherwise 0
 
 
 # Return the name of the kernel for few queries (decode) or for prefill, and write its launch shape to `shape`.
@@ -67,6 +69,7 @@ cdef str select_kernel(const KernelQuery& query, bint decode, PcLaunchShape* sha
 # mask, tree, key_scale, value_scale and lse may be None.
 #
 # `selected` is None, or has lists on the device; such a call plans its own batch, batch-invariant if `plan` is.
+# `sealed` is None, or is on the device; the caches are then plain.
 #
 # `planned` is a plan in an array of the caller, uint8 on the device (see plan_lengths); it excludes `plan`. With
 # `checks_plan` it is compared with the lengths and options of the call, which waits for the device. Without either plan
@@ -75,5 +78,5 @@ cdef int attention(
     Tensor query, StoredCache keys, StoredCache values, Tensor block_table, Tensor seq_lens, Tensor rows,
     Tensor cu_query_lens, AttentionPlan plan, Tensor planned, double scale, bint causal, int64_t window_left,
     int64_t window_right, int64_t sink_tokens, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask,
-    TreeMask tree, Tensor key_scale, Tensor value_scale, Selected selected, Tensor out, Tensor lse, bint checks_plan,
-    object example, const Place* place) except -1
+    TreeMask tree, Tensor key_scale, Tensor value_scale, Selected selected, Sealed sealed, Tensor out, Tensor lse,
+    bint checks_plan, object example, const Place* place) except -1

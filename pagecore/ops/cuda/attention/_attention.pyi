@@ -18,5 +18,7 @@ def attention_kernel(
     aligned_scales: bool = True,
     full: bool = False,
     selected: bool = False,
+    sealed: bool = False,
+    sealed_bits: int = 0,
     decode: bool = False,
 ) -> str: ...

@@ -8,6 +8,7 @@ from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport Cache, index_array, table_array, token_array
 from pagecore.ops.arguments._arguments cimport (
     Place,
+    Sealed,
     Selected,
     StoredCache,
     TreeMask,
@@ -31,24 +32,41 @@ from pagecore.ops.cuda.plan.abi_attention cimport (
 )
 from pagecore.ops.cuda.schedule._schedule cimport Work, could_have_items, may_have_items, place_mask, schedule
 from pagecore.ops.planning._plan cimport AttentionPlan
+from pagecore.ops.sealed_plane cimport SealedBlocks
 
 from pagecore.arrays.cuda.current import runtime
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.ops.cuda.compilation.kernels import kernel
+
+cdef extern from "cuda_src/abi/sealed.h" nogil:
+    cdef struct PcSealedPlane:
+        int32_t bits
+
+    cdef struct PcSealedAttentionParams:
+        PcAttentionParams attention
+        PcSealedPlane key
+
+cdef extern from "pagecore/ops/cuda/attention/sealed_args.hpp" namespace "pagecore::cuda" nogil:
+    void set_sealed(PcSealedAttentionParams& params, const SealedBlocks& blocks)
+    int matrix_bits(const PcSealedAttentionParams& params)
 
 
 cdef int attention(
         Tensor query, StoredCache keys, StoredCache values, Tensor block_table, Tensor seq_lens, Tensor rows,
         Tensor cu_query_lens, AttentionPlan plan, Tensor planned, double scale, bint causal, int64_t window_left,
         int64_t window_right, int64_t sink_tokens, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask,
-        TreeMask tree, Tensor key_scale, Tensor value_scale, Selected selected, Tensor out, Tensor lse,
+        TreeMask tree, Tensor key_scale, Tensor value_scale, Selected selected, Sealed sealed, Tensor out, Tensor lse,
         bint checks_plan, object example, const Place* place) except -1:
     cdef PcAttentionParams p
     cdef PcStoredAttentionParams stored
+    cdef PcSealedAttentionParams older  # absent: its codes have 0 bits
     cdef Work work
     if query.shape_[0] == 0:
         return 0
     memset(&p, 0, sizeof(p))
+    memset(&older, 0, sizeof(older))
+    if sealed is not None:
+        set_sealed(older, sealed.blocks)
     p.query, p.out = device_tokens(token_array(query)), device_tokens(token_array(out))
     fill_caches(&p, &stored, native_cache(keys), native_cache(values), is_plain(keys) and is_plain(values))
     p.table = device_table(table_array(block_table))
@@ -79,7 +97,7 @@ cdef int attention(
     if selected is not None and mask is not None:
         kept.append(place_mask(&p, example, place))
     cdef bint plain_scales = (row_bits(keys.plane) | row_bits(values.plane)) % 4 == 0
-    return launch_all(p, stored, work, place, is_plain_memory(query, keys, values, out), plain_scales)
+    return launch_all(p, stored, older, work, place, is_plain_memory(query, keys, values, out), plain_scales)
 
 
 # ---- parameters
@@ -181,8 +199,8 @@ cdef int64_t row_bits(Tensor tensor) noexcept:
 
 
 cdef int launch_all(
-        PcAttentionParams& p, PcStoredAttentionParams& stored, const Work& work, const Place* place,
-        bint plain_memory, bint plain_scales) except -1:
+        PcAttentionParams& p, PcStoredAttentionParams& stored, PcSealedAttentionParams& older, const Work& work,
+        const Place* place, bint plain_memory, bint plain_scales) except -1:
     """Launch decode and prefill, each if it may have items, and at least one of them for rows of padding.
 
     All kernels are loaded before the first one writes, because a load may fail. Kernels that a later capture with the
@@ -194,7 +212,10 @@ cdef int launch_all(
     query.key_format, query.value_format = stored.key.format, stored.value.format
     query.aligned, query.aligned_scales = plain_memory, plain_scales
     query.full = p.softcap != 0.0 or p.alibi_slopes != 0 or p.mask != 0
-    query.selected = p.selection.entries != 0
+    query.selected, query.sealed, query.sealed_bits = p.selection.entries != 0, older.key.bits != 0, 0
+    if query.sealed:
+        older.attention = p
+        query.sealed_bits = matrix_bits(older)
     cdef PcLaunchShape shapes[PC_NUM_SECTIONS]
     cdef list ready = []
     cdef int section
@@ -207,18 +228,21 @@ cdef int launch_all(
         ready.append(loaded if launches else None)
     for section in range(PC_NUM_SECTIONS):
         if ready[section] is not None:
-            launch_section(p, stored, work, place, section, ready[section], shapes[section])
+            launch_section(p, stored, older, work, place, section, ready[section], shapes[section])
     return 0
 
 
 cdef int launch_section(
-        PcAttentionParams& p, PcStoredAttentionParams& stored, const Work& work, const Place* place, int section,
-        object loaded, const PcLaunchShape& shape) except -1:
+        PcAttentionParams& p, PcStoredAttentionParams& stored, PcSealedAttentionParams& older, const Work& work,
+        const Place* place, int section, object loaded, const PcLaunchShape& shape) except -1:
     p.schedule.first_item = work.buffer + work.layout.sections[section].first_item
     grid = (work.layout.sections[section].num_workers, p.num_kv_heads, work.layout.head_chunks)
     cdef uintptr_t params = <uintptr_t>&p
     if stored.key.format != PC_PLAIN or stored.value.format != PC_PLAIN:
         stored.attention = p
         params = <uintptr_t>&stored
+    elif older.key.bits != 0:
+        older.attention = p
+        params = <uintptr_t>&older
     runtime().launch(loaded, grid, shape.threads, shape.shared_bytes, place.stream, params)
     return 0

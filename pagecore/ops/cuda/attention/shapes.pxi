@@ -32,6 +32,8 @@ cdef set _variant_names = set()  # names that _check_variant has accepted, so th
 cdef str select_kernel(const KernelQuery& query, bint decode, PcLaunchShape* shape):
     cdef PcMatrixDims dims
     dims.key = 0
+    if query.sealed:
+        return _select_sealed(query, decode, shape)
     if query.key_format != PC_PLAIN or query.value_format != PC_PLAIN:
         return _select_stored(query, decode, shape)
     if query.aligned and query.query_type != 0 and query.query_type == query.key_type == query.value_type:
@@ -82,6 +84,23 @@ cdef str _select_stored(const KernelQuery& query, bint decode, PcLaunchShape* sh
         return _stored_name("decode_stored", kernel, options)
     shape[0] = pc_prefill_stored_shape(kernel.bits, kernel.dim, query.full)
     return _stored_name("prefill_stored", kernel, options)
+
+
+cdef str _select_sealed(const KernelQuery& query, bint decode, PcLaunchShape* shape):
+    cdef PcMatrixDims dims
+    dims.key = dims.value = query.head_dim
+    if not decode or query.selected or not query.aligned or query.sealed_bits == 0 or (
+            query.head_dim != query.value_dim or query.head_dim not in (64, 128)) or query.query_type == 0 or (
+            query.query_type != query.key_type or query.query_type != query.value_type):
+        return _select_general("general_sealed", query, shape)
+    shape[0] = pc_decode_shape(dims.key, dims.value)
+    key = ("decode_sealed", query.query_type, query.sealed_bits, dims.key, query.full)
+    name = _names.get(key)
+    if name is None:
+        options = "Full" if query.full else "Plain"
+        name = f"decode_sealed<{ELEMENTS[query.query_type]},{query.sealed_bits},{dims.key},{options}>"
+        _names[key] = name
+    return name
 
 
 cdef str _stored_name(str entry, PcStoredKernel kernel, str options):
@@ -138,7 +157,8 @@ def swap_prefill_variant(str name):
 
 def attention_kernel(
         int head_dim, int value_dim, query_dtype, key_dtype, value_dtype, *, int key_format=0, int value_format=0,
-        bint aligned=True, bint aligned_scales=True, bint full=False, bint selected=False, bint decode=False):
+        bint aligned=True, bint aligned_scales=True, bint full=False, bint selected=False, bint sealed=False,
+        int sealed_bits=0, bint decode=False):
     """Return the name of the kernel that serves the decode or the prefill section of a call.
 
     Parameters
@@ -155,6 +175,10 @@ def attention_kernel(
         True if the call has a softcap, ALiBi slopes or a mask.
     selected : bool
         True if the call selects blocks or tokens.
+    sealed : bool
+        True if the first tokens of sequences are in sealed blocks; the caches are then without formats.
+    sealed_bits : int
+        Bits of the codes of sealed blocks whose groups, strides and dtypes allow matrix instructions; otherwise 0.
     decode : bool
         True for sequences with few queries. False for prefill, and for all sequences of a batch-invariant call.
     """
@@ -165,7 +189,7 @@ def attention_kernel(
     query.value_type = DTYPES.index(value_dtype)
     query.key_format, query.value_format = key_format, value_format
     query.aligned, query.aligned_scales, query.full = aligned, aligned_scales, full
-    query.selected = selected
+    query.selected, query.sealed, query.sealed_bits = selected, sealed, sealed_bits
     return select_kernel(query, decode, &shape)
 
 
@@ -177,11 +201,13 @@ def launch_shape(str entry, tuple arguments):
         shape = pc_decode_shape(int(arguments[1]), int(value_dim))
     elif entry == "prefill":
         shape = pc_prefill_shape(int(arguments[1]), int(value_dim), arguments[2] == "Full")
+    elif entry == "decode_sealed":
+        shape = pc_decode_shape(int(arguments[2]), int(arguments[2]))
     elif entry == "decode_stored":
         shape = pc_stored_shape(int(arguments[1]), int(arguments[2]))
     elif entry == "prefill_stored":
         shape = pc_prefill_stored_shape(int(arguments[1]), int(arguments[2]), arguments[3] == "Full")
-    elif entry in ("general", "general_stored"):
+    elif entry in ("general", "general_stored", "general_sealed"):
         shape = pc_general_shape(int(arguments[0]))
     elif entry == "latent":
         return latent_launch_shape(arguments)

@@ -1,0 +1,307 @@
+"""paged_attention with sealed blocks on a CUDA device, against float64 over the dequantised numbers.
+
+Caches have NaN in the place of sealed tokens; sealed planes have NaN in blocks that no sequence has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pagecore
+from pagecore import SealedBlocks, errors
+from pagecore.ops import paged_attention, plan_attention
+from tests.cuda.attention_cases import LIMITS, OPTIONS
+from tests.cuda.kit import Kit
+from tests.ops.cases import DTYPES, LAYOUTS, Shape, assert_lse_close, assert_output_close, random_mask
+from tests.ops.sealed_cases import SealedCase, make_sealed_case
+from tests.reference import attention as reference
+from tests.thinning import in_turn
+
+LENS: dict[str, dict[str, Any]] = {
+    "prompts": {"seq_lens": (200, 40, 5, 0, 96, 33), "query_lens": (33, 40, 1, 0, 2, 33)},
+    "decode": {"seq_lens": (150, 1, 17, 0, 64, 16, 33)},
+}
+HEADS = (8, 2)
+
+
+def run(cuda: Kit, case: SealedCase, *, on_host: tuple[str, ...] = (), **more: Any) -> tuple[Any, Any]:
+    """Call paged_attention into a poisoned output; return output and lse on the host."""
+    plain = case.plain
+    names = ("query", "key_cache", "value_cache", "block_table", "seq_lens")
+    arguments: dict[str, Any] = dict(zip(names, plain.arrays, strict=True)) | plain.options | more
+    planes = dict(zip(SealedBlocks._fields, case.sealed, strict=True))
+    for given in (arguments, planes):
+        for name, value in given.items():
+            if isinstance(value, np.ndarray) and name not in on_host:
+                given[name] = cuda.put(value.view(np.int64) if value.dtype == np.uint64 else value)
+    out = cuda.empty((*plain.query.shape[:2], case.value_numbers.shape[3]), str(plain.query.dtype))
+    _, lse = paged_attention(**arguments, sealed=SealedBlocks(**planes), out=out, return_lse=True)
+    return cuda.get(out), cuda.get(lse)
+
+
+def expect(case: SealedCase, **more: Any) -> tuple[Any, Any]:
+    query, _, _, table, lens = case.plain.arrays
+    arrays = (query, case.key_numbers, case.value_numbers, table, lens)
+    return reference.paged_attention(*arrays, **case.plain.options, **more)
+
+
+def check(cuda: Kit, case: SealedCase, *, planned: dict[str, Any] | None = None, **more: Any) -> None:
+    if planned is not None:
+        more["plan"] = plan_of(cuda, case, **planned)
+    out, lse = run(cuda, case, **more)
+    expected = expect(case)
+    assert_output_close(out, expected[0])
+    assert_lse_close(lse, expected[1], str(case.plain.query.dtype))
+
+
+def plan_of(cuda: Kit, case: SealedCase, **more: Any) -> Any:
+    plain = case.plain
+    heads = {"num_query_heads": plain.query.shape[1], "num_kv_heads": plain.key_cache.shape[2]}
+    kinds = {name: plain.options[name] for name in LIMITS if name in plain.options}
+    return plan_attention(
+        plain.options.get("cu_query_lens"), plain.seq_lens, device=cuda.device, **heads, **kinds, **more
+    )
+
+
+DIMS = [(64, 64), (128, 128), (96, 192), (256, 256), (16, 80)]
+
+
+@pytest.mark.parametrize(
+    ("lens", "dims", "dtype", "bits"), in_turn(LENS, DIMS, over=[DTYPES, [(2, 2), (4, 4), (2, 4)]])
+)
+def test_sealed_and_new_tokens(cuda, lens, dims, dtype, bits):
+    shape = Shape(heads=HEADS, dims=dims, query_dtype=dtype, cache_dtype=dtype, **LENS[lens])
+    check(cuda, make_sealed_case(shape, bits, (16, 16)))
+
+
+MATRIX = in_turn([64, 128], [2, 4], ["float16", "bfloat16"], over=[["same", "float32"]])
+
+
+@pytest.mark.parametrize(("dim", "bits", "dtype", "scales"), MATRIX)
+def test_decode_by_matrix_instructions(cuda, dim, bits, dtype, scales):
+    """Several queries of a sequence, and groups of two tiles, or of one; values of halves need scales of halves."""
+    for lens in (LENS["decode"], {"seq_lens": (90, 70, 33), "query_lens": (4, 3, 1)}):
+        for size, groups in ((32, (32, 64)), (16, (16, 16))):
+            shape = Shape(heads=(4, 1), dims=(dim, dim), block_size=size, query_dtype=dtype, cache_dtype=dtype, **lens)
+            case = make_sealed_case(shape, (bits, bits), groups)
+            if scales == "float32":
+                planes = {"key_scale": case.sealed.key_scale.astype(np.float32)}
+                if dtype == "bfloat16":
+                    planes["value_scale"] = case.sealed.value_scale.astype(np.float32)
+                case.sealed = case.sealed._replace(**planes)
+            if cuda.is_emulated:
+                cuda.runtime.launched.clear()
+            check(cuda, case)
+            if cuda.is_emulated:
+                element = {"float16": "pc_half", "bfloat16": "pc_bfloat16"}[dtype]
+                assert f"decode_sealed<{element},{bits},{dim},Plain>" in cuda.runtime.launched
+
+
+def test_scores_and_values_of_any_magnitude(cuda):
+    """Keys times scales exceed halves, and queries are small or large."""
+    shape = Shape((90, 33, 40), heads=(4, 1), query_dtype="bfloat16", cache_dtype="bfloat16")
+    for power in (-40, 30):
+        case = make_sealed_case(shape, scale=2.0**-power / 8)
+        factor = np.float32(2.0**power)
+        case.sealed.key_scale[...] = case.sealed.key_scale * factor
+        for numbers in (case.key_numbers, case.plain.key_cache):
+            numbers[...] = numbers * factor
+        check(cuda, case)
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_nan_reaches_only_the_rows_that_attend_to_it(cuda, bits):
+    """Token 28 is in the window of the first two queries, at 66 and 67, and its tile in that of all four."""
+    shape = Shape((70, 40), (4, 1), heads=(4, 1), query_dtype="bfloat16", cache_dtype="bfloat16")
+    case = make_sealed_case(shape, (bits, bits), window=40)
+    block = case.sealed.block_table[0, 1]
+    expected = run(cuda, case)[0]
+    for number in (0, 1):  # the scale, and the least number
+        case.sealed.value_scale[block, 12, 0, 1, number] = [np.nan, np.inf][number]
+        out = run(cuda, case)[0].astype(np.float32)
+        rows = ~np.isfinite(out).all((1, 2))
+        np.testing.assert_array_equal(rows, [True, True, False, False, False])
+        np.testing.assert_allclose(out[:2, :, :32], expected[:2, :, :32].astype(np.float32), atol=0.02)
+        case.sealed.value_scale[block, 12, 0, 1, number] = 0.5
+    case.sealed.key_scale[block, 0, 0, 0, 3] = np.nan  # of tokens 16 to 31
+    rows = np.isnan(run(cuda, case)[0].astype(np.float32)).any((1, 2))
+    np.testing.assert_array_equal(rows, [True, True, True, True, False])
+
+
+@pytest.mark.parametrize("lens", LENS)
+def test_groups_and_block_sizes(cuda, lens):
+    """Groups of 4 tokens within a word of 2 bits; blocks of 8 tokens, half a tile; groups of 48 channels."""
+    shape = Shape(heads=(3, 1), dims=(80, 96), block_size=48, cache_dtype="float16", **LENS[lens])
+    check(cuda, make_sealed_case(shape, (2, 4), (4, 48)))
+    check(cuda, make_sealed_case(replace(shape, block_size=8), (4, 2), (8, 96)))
+    check(cuda, make_sealed_case(replace(shape, block_size=32), (4, 2), (32, 16)))
+
+
+def test_large_dims(cuda):
+    shape = Shape(heads=HEADS, dims=(512, 512), query_dtype="bfloat16", cache_dtype="bfloat16", **LENS["decode"])
+    check(cuda, make_sealed_case(shape))
+
+
+@pytest.mark.parametrize("dtypes", [("float32", "bfloat16"), ("bfloat16", "float32"), ("float16", "bfloat16")], ids=str)
+def test_queries_and_caches_of_different_dtypes(cuda, dtypes):
+    for lens in LENS.values():
+        check(cuda, make_sealed_case(Shape(heads=HEADS, query_dtype=dtypes[0], cache_dtype=dtypes[1], **lens)))
+
+
+CHOSEN = {name: options for name, options in OPTIONS.items() if "mask" not in options}
+
+
+@pytest.mark.parametrize(("option", "lens"), in_turn(CHOSEN, over=[LENS]))
+def test_options_count_in_positions_of_the_whole_sequence(cuda, option, lens):
+    shape = Shape(heads=HEADS, query_dtype="bfloat16", cache_dtype="bfloat16", **LENS[lens])
+    check(cuda, make_sealed_case(shape, **OPTIONS[option]))
+
+
+@pytest.mark.parametrize("lens", LENS)
+def test_masks(cuda, lens):
+    shape = Shape(heads=HEADS, cache_dtype="bfloat16", **LENS[lens])
+    check(cuda, make_sealed_case(shape, mask=random_mask(shape), window=100))
+
+
+@pytest.mark.parametrize("queries", [1, 20])
+def test_selections_of_tokens_and_blocks(cuda, queries):
+    """Selected tokens of one tile are in sealed blocks and in the caches."""
+    shape = Shape((96, 150), (queries, 1), heads=HEADS, cache_dtype="float16")
+    case = make_sealed_case(shape)
+    tokens = np.array([[0, 3, 5, 40, 60, 75], [1, 2, 90, 131, 147, -1]])
+    for unit, listed in ((1, tokens), (16, np.array([[0, 2, 4], [1, 9, -1]]))):
+        mask = [np.zeros((rows, length), bool) for rows, length in ((queries, 96), (1, 150))]
+        for part, row in zip(mask, listed, strict=True):
+            for entry in row[row >= 0]:
+                part[:, entry * unit : entry * unit + unit] = True
+        lists = np.repeat(listed[:, None], 2, 1).astype(np.int32)
+        out, lse = run(cuda, case, **{"indices" if unit == 1 else "blocks": lists})
+        expected = expect(case, mask=np.concatenate([part.reshape(-1) for part in mask]))
+        assert_output_close(out, expected[0])
+        assert_lse_close(lse, expected[1], "float32")
+
+
+@pytest.mark.parametrize("queries", [4, 30])
+def test_trees_of_drafts(cuda, queries):
+    parents = [-1, 0, 0, *range(2, queries - 1)]
+    case = make_sealed_case(Shape((70,), (queries,), heads=HEADS, cache_dtype="bfloat16"))
+    bits = pagecore.tree_mask(parents)
+    mask = np.zeros((queries, 70), bool)
+    mask[:, : 70 - queries] = True
+    for row in range(queries):
+        token = row
+        while token >= 0:
+            mask[row, 70 - queries + token] = True
+            token = parents[token]
+    out, lse = run(cuda, case, tree_mask=bits)
+    expected = expect(case, mask=mask.reshape(-1))
+    assert_output_close(out, expected[0])
+    assert_lse_close(lse, expected[1], "float32")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(cuda, layout):
+    shape = Shape(heads=HEADS, layout=layout, shuffle_rows=True, index_dtype="int64", **LENS["decode"])
+    case = make_sealed_case(shape, (2, 4))
+    sealed = case.sealed
+    case.sealed = sealed._replace(
+        key=np.ascontiguousarray(sealed.key.transpose(1, 0, 2, 3)).transpose(1, 0, 2, 3),
+        value=np.ascontiguousarray(sealed.value.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3),
+        key_scale=np.ascontiguousarray(sealed.key_scale[:, ::-1])[:, ::-1],
+        value_scale=np.asfortranarray(sealed.value_scale),
+    )
+    check(cuda, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("planned", [{}, {"batch_invariant": True}], ids=["plan", "batch-invariant"])
+def test_plans_and_splits(cuda, planned):
+    """Items begin within sealed blocks, and end within them."""
+    shape = Shape(
+        seq_lens=(1300, 2100), query_lens=(1, 3), heads=(4, 1), query_dtype="bfloat16", cache_dtype="bfloat16"
+    )
+    check(cuda, make_sealed_case(shape), planned=planned)
+
+
+@pytest.mark.slow
+def test_a_row_of_a_batch_invariant_call_has_the_same_bits_alone_and_split(cuda):
+    shape = Shape(seq_lens=(1300, 70), query_lens=(3, 20), heads=(4, 1), query_dtype="bfloat16", cache_dtype="bfloat16")
+    case = make_sealed_case(shape)
+    outs = [run(cuda, case, plan=plan_of(cuda, case, batch_invariant=True, num_workers=n))[0] for n in (1, 12)]
+    np.testing.assert_array_equal(*outs)
+
+
+@pytest.mark.parametrize("on_host", [("seq_lens",), ("lens", "seq_lens", "block_table"), ("block_table",), ("lens",)])
+def test_indices_on_the_host_and_on_the_device(cuda, on_host):
+    check(cuda, make_sealed_case(Shape(heads=HEADS, **LENS["decode"])), on_host=on_host)
+
+
+def test_contents_of_device_arrays_that_are_wrong_read_nothing_outside(cuda):
+    """Lengths are cut to whole blocks of the sequence, blocks outside become block 0: the emulator checks the reads."""
+    case = make_sealed_case(Shape(heads=HEADS, seq_lens=(90, 40)))
+    right = case.sealed
+    case.sealed = right._replace(lens=right.lens + np.array([7, 0], right.lens.dtype))
+    check(cuda, case)  # rounded down
+    for lens in ([2**31 - 1, -5], [10**6, 16]):
+        case.sealed = right._replace(lens=np.array(lens, np.int32))
+        run(cuda, case)
+    for block in (-1, 10**6, len(right.key)):
+        case.sealed = right._replace(block_table=np.full_like(right.block_table, block))
+        run(cuda, case)
+
+
+REFUSALS: list[tuple[dict[str, Any], Any, str]] = [
+    ({"lens": [30, 32]}, errors.ShapeError, "lens.0. is 30; .*multiple of .*32"),
+    ({"lens": [96, 32]}, errors.ShapeError, "lens.0. is 96 .*70"),
+    ({"block_table": [[1, 9], [3, 3]]}, errors.InvalidBlock, r"sealed block_table.0, 1. is 9"),
+    ({"block_table": [[1], [3]]}, errors.ShapeError, "too narrow"),
+]
+
+
+def refused_call(cuda: Kit) -> tuple[list[Any], SealedBlocks]:
+    arrays = [np.zeros((2, 4, 64), np.float32), *(np.zeros((4, 32, 2, 64), np.float32) for _ in range(2))]
+    planes = [np.zeros(shape, np.int32) for shape in ((6, 2, 4, 64), (6, 32, 2, 8))]
+    planes += [np.zeros(shape, np.float32) for shape in ((6, 2, 1, 2, 64), (6, 32, 2, 2, 2))]
+    return [cuda.put(each) for each in arrays], SealedBlocks(*map(cuda.put, planes), [[1, 2], [3, 4]], [64, 32])
+
+
+@pytest.mark.parametrize(("change", "error", "message"), REFUSALS)
+def test_what_the_host_refuses_is_refused_if_indices_are_there(cuda, change, error, message):
+    arrays, sealed = refused_call(cuda)
+    with pytest.raises(error, match=message):
+        paged_attention(*arrays, [[1, 2, 3], [1, 2, 3]], [70, 33], sealed=sealed._replace(**change))
+
+
+@pytest.mark.parametrize(("change", "error", "message"), REFUSALS)
+def test_what_the_host_refuses_is_refused_under_debug(cuda, change, error, message):
+    arrays, sealed = refused_call(cuda)
+    table, lens = cuda.put(np.array([[1, 2, 3], [1, 2, 3]])), cuda.put(np.array([70, 33]))
+    there = {name: cuda.put(np.array(value)) for name, value in change.items()}
+    pagecore.debug(True)
+    try:
+        with pytest.raises(error, match=message):
+            paged_attention(*arrays, table, lens, sealed=sealed._replace(**there))
+        paged_attention(*arrays, table, lens, sealed=sealed)
+    finally:
+        pagecore.debug(None)
+
+
+@pytest.mark.parametrize("lens", [[30, 32], [-32, 0], [96, 32]])
+def test_lengths_on_the_host_are_checked_without_the_others(cuda, lens):
+    arrays, sealed = refused_call(cuda)
+    table, seq_lens = cuda.put(np.array([[1, 2, 3], [1, 2, 3]])), cuda.put(np.array([70, 33]))
+    with pytest.raises(errors.ShapeError, match=r"sealed lens.0. is .*at most 64"):
+        paged_attention(*arrays, table, seq_lens, sealed=sealed._replace(lens=lens))
+
+
+def test_planes_on_the_host_are_refused(cuda):
+    arrays, sealed = refused_call(cuda)
+    with pytest.raises(errors.DeviceError, match="sealed key_scale is on cpu"):
+        paged_attention(
+            *arrays, [[1, 2, 3], [1, 2, 3]], [70, 33],
+            sealed=sealed._replace(key_scale=np.zeros((6, 2, 1, 2, 64), np.float32)),
+        )  # fmt: skip
