@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Listed
+from functools import partial
 from typing import SupportsFloat, SupportsIndex
 
 from pagecore.arrays import Tensor, as_tensor
 from pagecore.cache import lifecycle
+from pagecore.cache.layers.dispatch import layer_ops
 from pagecore.cache.layers.groups import Group, Layer, Layers, arrange
-from pagecore.cache.layers.operations import LayerOps, layer_ops
+from pagecore.cache.layers.operations import LayerOps, StoredOps
 from pagecore.cache.memory.adopted import buffers_of, check_source, count_adopted
 from pagecore.cache.memory.limits import (
     cache_device,
@@ -22,18 +24,21 @@ from pagecore.cache.memory.limits import (
     slot_dtype,
 )
 from pagecore.cache.memory.saver import checked_saver
+from pagecore.cache.memory.sealer import Sealer, sealed_groups
 from pagecore.cache.memory.states import size_states, state_layers
 from pagecore.cache.memory.store import Store
 from pagecore.cache.parts import CacheParts, CrossParts
 from pagecore.cache.sequences._sequences import CrossContents
 from pagecore.cache.staging.tables import Staging
-from pagecore.cache.state._state import CacheState
+from pagecore.cache.state._state import CacheState, Seals
+from pagecore.errors import UnsupportedOption
 from pagecore.index import BlockPool, BlockTables
 from pagecore.storage import KVLayout, TensorParallel
 from pagecore.storage.checks import INT32_MAX, ceil_div, flag, require_int
 from pagecore.storage.memory.budgets import Memory
 from pagecore.storage.pools.allocation import Allocator
 from pagecore.storage.specs.parallel import as_parallel
+from pagecore.storage.specs.spec import check_block_size
 
 
 def build_parts(
@@ -75,6 +80,7 @@ def build_parts(
     slots = slot_dtype(index_dtype)
     placed, groups = arrange(layers, num_layers, ranks, attends=device != "none")
     keeping = state_layers(placed)
+    _check_sealed(placed, groups, block_size)
     state_slots, memory = size_states(
         keeping, num_states, state_ratio, memory, max_sequences, device, num_checkpoints, has_blocks=bool(groups)
     )
@@ -94,7 +100,8 @@ def build_parts(
     cached = str(eviction_policy) if prefix_cache else None
     states = None if keeping is None else keeping.table(tables, state_slots)
     attended = [group.attended for group in own]
-    state = CacheState(tables, attended, cached, clock, lifecycle.remove, scrub, recompute_last, states)
+    seals = _seals_of(placed, groups, tables, store, staging)
+    state = CacheState(tables, attended, cached, clock, lifecycle.remove, scrub, recompute_last, states, seals)
     if cross is not None:
         state.serve_cross(cross.contents)
     parts = CacheParts(
@@ -104,7 +111,7 @@ def build_parts(
         layers=placed,
         ops=ops,
         groups=groups,
-        group_ops=[_first_of(group, placed, ops) for group in range(len(groups))],
+        group_ops=[_first_of(group, number, placed, ops) for number, group in enumerate(groups)],
         block_tables=_tables_on_device(tables, staging) + _cross_tables(cross),
         device=device,
         index_dtype=slots,
@@ -184,5 +191,40 @@ def _ops_of(layers: list[Layer], device: str) -> list[LayerOps]:
     return [made[id(layer.spec)] for layer in layers]
 
 
-def _first_of(group: int, layers: list[Layer], ops: list[LayerOps]) -> LayerOps:
-    return next(one for layer, one in zip(layers, ops, strict=True) if layer.group == group)
+def _first_of(group: Group, number: int, layers: list[Layer], ops: list[LayerOps]) -> LayerOps:
+    """Return the operations of a group's first layer; those of a group of sealed blocks only store."""
+    found = (one for layer, one in zip(layers, ops, strict=True) if layer.group == number)
+    return next(found, None) or StoredOps(group.spec)
+
+
+def _check_sealed(layers: list[Layer], groups: list[Group], block_size: int) -> None:
+    """Raise an error for sealed blocks of another size, or next to layers that keep states."""
+    if not any(group.is_tail for group in groups):
+        return
+    for group in groups:
+        check_block_size(group.spec, block_size)
+    if any(layer.keeps_state for layer in layers):
+        raise UnsupportedOption(
+            "the layers have sealed blocks (format kivi2 or kivi4) and keep states; use another format, such as "
+            "'int4_token', for models with states"
+        )
+
+
+def _seals_of(
+    layers: list[Layer], groups: list[Group], tables: BlockTables, store: Store, staging: Staging | None
+) -> Seals | None:
+    """Return the groups of sealed blocks; None without any."""
+    pairs = list(sealed_groups(layers).items())
+    if not pairs:
+        return None
+    residual = max(group.attended.window or 0 for group in groups if group.is_tail) - 1
+    sealer = Sealer(store, groups, pairs, partial(_stream_of, staging)) if store.pools else None
+    return Seals(tables, pairs, residual, sealer)
+
+
+def _stream_of(staging: Staging | None) -> int | None:
+    """Return the stream of the last step; None on the host."""
+    if staging is None:
+        return None
+    staging.refuse_captured(staging.stream)
+    return staging.stream

@@ -162,6 +162,11 @@ class CacheParts:
         return self.groups[: self.tables.num_groups]
 
     @property
+    def seals_blocks(self) -> bool:
+        """True for a cache with sealed blocks."""
+        return self.state.seals is not None
+
+    @property
     def block_pools(self) -> tuple[BlockPool, ...]:
         """Pool of the block ids of each group."""
         return self.tables.pools if self.cross is None else self.tables.pools + self.cross.contents.tables.pools

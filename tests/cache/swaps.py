@@ -37,7 +37,9 @@ def poison(cache, number=777.0):
             free = pool.ref_counts() == 0
             free[0] = False
             for plane in kv_pool.planes():
-                plane.numpy()[free] = np.asarray(number).astype(plane.numpy().dtype)
+                array = plane.numpy()
+                is_code = array.dtype.kind == "i" and np.isnan(number)
+                array[free] = np.asarray(-1 if is_code else number).astype(array.dtype)
 
 
 def occupied(cache):

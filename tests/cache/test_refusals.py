@@ -160,7 +160,7 @@ def test_a_wrong_count_allocates_no_arrays(monkeypatch):
     assert cache.try_prepare(sequences, 32) is None
     assert made == []
     batch = cache.prepare(sequences, [26, 2])
-    assert (made, batch.max_sequences, batch.max_tokens) == ([(2, 28, 1, "int64", 0)], 2, 28)
+    assert (made, batch.max_sequences, batch.max_tokens) == ([(2, 28, 1, "int64", 0, False)], 2, 28)
 
 
 class Preparing:

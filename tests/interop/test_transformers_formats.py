@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pagecore.arrays.dtypes.formats import FORMATS
@@ -53,6 +55,30 @@ def test_beams_and_reused_prefixes_give_the_tokens_of_a_fresh_cache(family):
     cache.reset()
     cache.begin(ids)
     assert run(model, ids, cache, num_beams=3) == fresh
+    cache.kv.check_invariants()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_later_passes_and_beams_see_sealed_blocks(family):
+    model, ids = make_model(family), prompts(columns=60)
+    mask = left_padded(ids)
+    with torch.no_grad():
+        expected = model(ids, attention_mask=mask, past_key_values=dynamic_cache(model)).logits
+    sealed = {"format": "kivi4", "group_size": 16, "block_size": 16, "residual": 5}
+    plain = [make_cache(model).kv.spec(layer) for layer in range(model.config.num_hidden_layers)]
+    layers = [spec if spec.window else replace(spec, **sealed) for spec in plain]
+    cache = make_cache(model, layers=layers, block_size=16)
+    cut = 45
+    with torch.no_grad():
+        model(ids[:, :cut], attention_mask=mask[:, :cut], past_key_values=cache)
+        got = model(ids[:, cut:], attention_mask=mask, past_key_values=cache).logits
+    assert any(sequence.num_sealed_tokens for sequence in cache.kv.sequences.values())
+    assert 0 < (got - expected[:, cut:]).norm() / expected[:, cut:].norm() < 0.2
+    cache.reset()
+    run(model, ids, cache, num_beams=3)
+    cache.reset()
+    assert cache.begin(ids) % 16 == 0
+    run(model, ids, cache, num_beams=3)
     cache.kv.check_invariants()
 
 

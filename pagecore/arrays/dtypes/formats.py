@@ -84,8 +84,8 @@ def as_format(name: object, option: str = "format") -> Format:
     found = FORMATS.get(name) if isinstance(name, str) else None
     if found is None and isinstance(name, str) and name in SEALED_FORMATS:
         raise UnsupportedOption(
-            f"format is {name!r}, which quantises whole blocks: call seal_kv for arrays of your own; caches and writes "
-            f"of tokens take {', '.join(FORMATS)}"
+            f"{option} is {name!r}, which quantises whole blocks: use AttentionSpec(format={name!r}) in a "
+            f"PagedKVCache, or seal_kv for arrays of your own; writes of tokens take {', '.join(FORMATS)}"
         )
     if found is None:
         raise UnsupportedOption(f"{option} is {shown(name)}; use one of {', '.join(FORMATS)}")

@@ -12,6 +12,7 @@ from pagecore.storage import Alias, Spec, StateSpec, TensorParallel
 from pagecore.storage.checks import LAYERS_MAX, member, require_int, shown
 from pagecore.storage.pools.pool import bytes_per_block
 from pagecore.storage.specs.attended import AttendedKeys, attended_keys
+from pagecore.storage.specs.attention_spec import sealing_of, tail_of
 from pagecore.storage.specs.cross_spec import CrossSpec, is_cross
 from pagecore.storage.specs.spec import check_spec, is_spec, window_of
 
@@ -26,10 +27,18 @@ class Group:
         Spec of the first layer.
     num_layers : int
         Layers that store planes; aliases are not counted.
+    is_tail : bool
+        True for the newest tokens of layers with sealed blocks, which have a group of their own; `spec` is their
+        `tail`. Its window limits what sequences keep, and not what queries see.
+    num_unsealed : int
+        Most tokens of a sequence after its sealed blocks, next to layers with such blocks; 0 otherwise. Windows keep
+        the keys before the sealed end, so that other sequences can begin there.
     """
 
     spec: Spec
     num_layers: int
+    is_tail: bool = False
+    num_unsealed: int = 0
 
     @property
     def window(self) -> int | None:
@@ -40,6 +49,14 @@ class Group:
     def attended(self) -> AttendedKeys:
         """Limits of the keys that a query sees."""
         return attended_keys(self.spec)
+
+    @property
+    def kept(self) -> AttendedKeys:
+        """Limits of the keys that a sequence holds between its steps."""
+        keys = self.attended
+        if not keys.is_limited or self.is_tail:
+            return keys
+        return replace(keys, lookahead=keys.lookahead + self.num_unsealed)
 
     @property
     def is_cross(self) -> bool:
@@ -68,12 +85,15 @@ class Layer:
     ----------
     spec, whole : Spec
         The rank's part of the layer, and the layer of the whole model.
+    sealed_group : int or None
+        For a layer with sealed blocks, their group, of which it is layer `index`, too; `group` has its newest tokens.
     """
 
     spec: Spec
     group: int
     index: int
     whole: Spec
+    sealed_group: int | None = None
 
     @property
     def keeps_state(self) -> bool:
@@ -95,9 +115,10 @@ def arrange(
     """Place the rank's part of every model layer in a group, and check every spec by `check_spec`.
 
     Layers are in one group if their planes, windows, chunks, sink tokens and numbers of query heads are equal. Options
-    that only attention uses (scale, softcap, sinks) may differ within a group. Groups have the order of their first
-    layers, those of cross attention last. Layers of a StateSpec are in no group: they are numbered on their own, with
-    the group `STATES`.
+    that only attention uses (scale, softcap, sinks) may differ within a group. Layers with sealed blocks have two: one
+    of the blocks, and one of the newest tokens. Groups have the order of their first layers; those of newest tokens
+    follow, and those of cross attention are last. Layers of a StateSpec are in no group: they are numbered on their
+    own, with the group `STATES`.
 
     Parameters
     ----------
@@ -140,19 +161,49 @@ def arrange(
         group = keys.index(key)
         placed.append(Layer(spec, group, counts[group], entry))
         counts[group] += 1
-    return _cross_last(placed, [Group(spec, count) for spec, count in zip(specs, counts, strict=True)])
+    unsealed = _num_unsealed(specs)
+    groups = [Group(spec, count, num_unsealed=unsealed) for spec, count in zip(specs, counts, strict=True)]
+    return _in_order(placed, groups)
 
 
-def _cross_last(placed: list[Layer], groups: list[Group]) -> tuple[list[Layer], list[Group]]:
-    """Return layers and groups with the groups of cross attention after all others."""
+def _num_unsealed(specs: list[Spec]) -> int:
+    """Return the most tokens of a sequence after its sealed blocks; 0 without layers that have any.
+
+    Raises
+    ------
+    UnsupportedOption
+        Layers seal their blocks after different numbers of tokens.
+    """
+    sealings = [sealing for spec in specs if (sealing := sealing_of(spec)) is not None]
+    residuals = sorted({sealing.residual for sealing in sealings})
+    if len(residuals) > 1:
+        raise UnsupportedOption(
+            f"layers have residuals {', '.join(map(str, residuals))}, but a sequence has one number of sealed tokens; "
+            "use one residual"
+        )
+    return residuals[0] + max(sealing.block_size for sealing in sealings) - 1 if residuals else 0
+
+
+def _in_order(placed: list[Layer], groups: list[Group]) -> tuple[list[Layer], list[Group]]:
+    """Return layers and groups: first those of all tokens, then the tails of sealed groups, then cross attention."""
     if groups and all(group.is_cross for group in groups):
         raise UnsupportedOption(
             "every layer that attends is a CrossSpec; list the decoder's own layers, such as AttentionSpec, as well"
         )
-    order = sorted(range(len(groups)), key=lambda group: groups[group].is_cross)
-    place = {STATES: STATES} | {group: number for number, group in enumerate(order)}
-    moved = [replace(layer, group=place[layer.group]) for layer in placed]
-    return moved, [groups[group] for group in order]
+    own = [number for number, group in enumerate(groups) if not group.is_cross]
+    sealed = [number for number in own if sealing_of(groups[number].spec) is not None]
+    place = {STATES: STATES} | {number: at for at, number in enumerate(own)}
+    tails = {number: len(own) + at for at, number in enumerate(sealed)}
+    cross = [number for number, group in enumerate(groups) if group.is_cross]
+    place |= {number: len(own) + len(sealed) + at for at, number in enumerate(cross)}
+    moved = [
+        replace(layer, group=tails[layer.group], sealed_group=place[layer.group])
+        if layer.group in tails
+        else replace(layer, group=place[layer.group])
+        for layer in placed
+    ]
+    made = [Group(tail_of(groups[number].spec), groups[number].num_layers, is_tail=True) for number in sealed]
+    return moved, [groups[n] for n in own] + made + [groups[n] for n in cross]
 
 
 def layer_number(layer: SupportsIndex, num_layers: int) -> int:

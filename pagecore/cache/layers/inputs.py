@@ -7,6 +7,26 @@ from typing import Protocol
 
 from pagecore.arrays import Tensor
 from pagecore.ops import AttentionPlan
+from pagecore.storage import KVPool
+
+
+@dataclass(frozen=True)
+class SealedInputs:
+    """The sealed blocks that a step attends to, next to the newest tokens of its layers.
+
+    Attributes
+    ----------
+    block_table : Tensor
+        int32 ``[cache.max_sequences + 1, max_blocks]``: the whole block table of the group of sealed blocks.
+    lens : Tensor
+        int32 ``[max_sequences]``: the first tokens of each sequence, in sealed blocks; 0 for padding.
+    pool : KVPool or None
+        The planes of the group; None for a cache without bytes.
+    """
+
+    block_table: Tensor
+    lens: Tensor
+    pool: KVPool | None
 
 
 @dataclass(frozen=True)
@@ -24,11 +44,14 @@ class BatchGroup:
         encoder outputs.
     plan : AttentionPlan or None
         Plan of the step's attention; None if the spec does not specify its number of query heads.
+    sealed : SealedInputs or None
+        Of layers with sealed blocks; slots and block table are then those of the newest tokens.
     """
 
     slot_mapping: Tensor
     block_table: Tensor
     plan: AttentionPlan | None
+    sealed: SealedInputs | None = None
 
 
 class EncoderInputs(Protocol):

@@ -1,7 +1,7 @@
 """Operations of a layer: how its attention is planned, and how its tokens are written and attended to.
 
-`layer_ops` is the only place that decides by the spec of a layer. The cache, its store and its steps ask the `LayerOps`
-of a layer, and do not assume which planes the layer stores.
+`pagecore.cache.layers.dispatch` chooses the `LayerOps` of a layer. The cache, its store and its steps ask them, and do
+not assume which planes the layer stores.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pagecore.ops import AttentionPlan, latent_attention, paged_attention, write
 from pagecore.ops.arguments._arguments import float_array
 from pagecore.storage import AttentionSpec, CrossSpec, KVPool, LatentSpec, Spec
 from pagecore.storage.specs.attended import attended_keys
-from pagecore.storage.specs.spec import SIDES, format_of, stores_key_and_value
+from pagecore.storage.specs.spec import SIDES, format_of
 
 # Options that limit the keys of a query; one of them replaces all of a spec.
 LIMITS = ("window", "chunk", "sink_tokens")
@@ -335,12 +335,3 @@ class StoredOps(LayerOps):
             f"{verb} serves the planes key and value, but a {type(self._spec).__name__} stores {', '.join(names)}; use "
             f"a kernel of your own on cache.plane({names[0]!r}, layer) {way}"
         )
-
-
-def layer_ops(spec: Spec, device: str) -> LayerOps:
-    """Return the operations of a spec on a device of `PagedKVCache`, "none" included."""
-    if isinstance(spec, LatentSpec):
-        return LatentOps(spec, device)
-    if isinstance(spec, CrossSpec):
-        return CrossOps(spec, device)
-    return AttentionOps(spec, device) if stores_key_and_value(spec) else StoredOps(spec)

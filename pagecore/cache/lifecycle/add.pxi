@@ -62,6 +62,8 @@ def add(CacheState state not None, name, const int32_t[::1] ids not None, option
         )
         state.prefix.attach(sequence, found)
         sequence.computed = sequence.cached = <int32_t>length
+        if state.seals is not None:
+            sequence.sealed = <int32_t>length
         if state.cross is not None and (content is None or content.key is None):
             sequence.hold.published = INT32_MAX  # the encoder output that its keys depend on has no name
     if state.states is not None:
@@ -101,6 +103,7 @@ def fork(CacheState state not None, parent, name):
         state.states.fork_raw(source.row, row)
     child.tenant = source.tenant
     child.computed = source.computed
+    child.sealed = source.sealed
     child.dropped, child.compacted = source.dropped, source.compacted
     child.cached = source.cached
     if source.cross is not None:
@@ -116,18 +119,21 @@ def fork(CacheState state not None, parent, name):
 
 
 cdef class CachedPrefix:
-    """Cached blocks of each group that a new row begins with."""
+    """Cached blocks of each group that a new row begins with; holes in the tails of sealed blocks."""
     cdef vector[vector[int32_t]] blocks
     cdef vector[span[const_int32]] spans
 
 
 cdef CachedPrefix found_prefix(CacheState state, const NativeMatch& found):
     cdef CachedPrefix prefix = CachedPrefix.__new__(CachedPrefix)
-    cdef size_t group, count, num_groups = state.prefix.lane_of.size()
+    cdef size_t group, count, num_groups = <size_t>state.tables.num_groups
     cdef int32_t lane
     prefix.blocks.resize(num_groups)
     prefix.spans.resize(num_groups)
-    for group in range(num_groups):
+    for group in range(state.prefix.lane_of.size(), num_groups):
+        prefix.blocks[group].resize(<size_t>found.shared_blocks)
+        prefix.spans[group] = span[const_int32](prefix.blocks[group].data(), prefix.blocks[group].size())
+    for group in range(state.prefix.lane_of.size()):
         lane = state.prefix.lane_of[group]
         prefix.blocks[group].resize(<size_t>state.prefix.num_shared(found, lane))
         count = state.prefix.copy_shared(found, lane, prefix.blocks[group].data())

@@ -67,6 +67,11 @@ cdef Plan make_plan(CacheState state, Sequence sequence, list keep):
     cdef size_t group, num_groups = <size_t>state.tables.num_groups
     cdef const int32_t* row
     cdef size_t count = <size_t>((sequence.computed + state.block_size - 1) // state.block_size)
+    if state.seals is not None:
+        raise UnsupportedOption(
+            "the cache has sealed blocks, whose tokens cannot move; compact serves caches whose layers have other "
+            "formats than kivi2 and kivi4"
+        )
     if state.kept.size() > 0:
         keys = state.kept[0]
         reach = f"window of {keys.window}" if keys.chunk == 0 else f"chunk of {keys.chunk}"

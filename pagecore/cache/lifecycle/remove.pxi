@@ -1,10 +1,10 @@
 """Remove: drop a sequence, also while its step is in flight or while it is swapped out."""
 
 from libc.math cimport NAN
-from libc.stdint cimport int32_t
+from libc.stdint cimport INT32_MAX, int32_t
 
 from pagecore.cache.prefix._prefix cimport number_namespaces, publish_one, renew_values
-from pagecore.cache.sequences._sequences cimport Sequence, require
+from pagecore.cache.sequences._sequences cimport Sequence, num_whole, require
 from pagecore.cache.state._state cimport CacheState, Held, StoredBlocks
 from pagecore.cache.step._step cimport Step
 from pagecore.index.radix._native cimport RetentionHint
@@ -38,6 +38,9 @@ def remove(CacheState state not None, sequence, rank=None):
     if writer is not None:
         writer.skip_content_on_device(removed.cross)
     if state.prefix is not None and removed.row >= 0:
+        if state.seals is not None and state.seals.quantise is not None:
+            seal_whole(state, removed)
+            removed = require(state, removed, False)  # code of the caller may have run
         number_namespaces(state.prefix, [removed])
         publish_one(state.prefix, removed, False)
         renew_values(state.prefix, removed)
@@ -68,6 +71,18 @@ def remove(CacheState state not None, sequence, rank=None):
         state.drop_name(removed)
     except Exception:  # the id can no longer be compared; the sequence is removed all the same
         pass
+
+
+cdef int seal_whole(CacheState state, Sequence sequence) except -1:
+    """Seal all whole blocks of a sequence, so that they can be published."""
+    cdef int32_t length = num_whole(sequence, state.block_size) * state.block_size
+    if length <= sequence.sealed or sequence.hold.published == INT32_MAX:
+        return 0
+    state.seals.begin()
+    state.seals.add(sequence, length)
+    state.seals.run()
+    sequence.sealed = length
+    return 0
 
 
 cdef Step writer_of_last(Sequence sequence):

@@ -84,7 +84,7 @@ cdef class Heir:
     cdef Sequence child, parent
     cdef PrefixHold old_hold, hold, parent_hold
     cdef int32_t* ids           # a copy of the parent's, for the child
-    cdef int32_t known, computed, dropped, compacted, cached, published
+    cdef int32_t known, computed, sealed, dropped, compacted, cached, published
     cdef int64_t tenant
     cdef bint has_duplicates
     cdef CrossContent cross, old_cross
@@ -105,6 +105,7 @@ cdef class Heir:
         self.tenant = self.parent.tenant
         self.cross, self.old_cross = self.parent.cross, self.child.cross
         self.computed = self.parent.computed
+        self.sealed = self.parent.sealed
         self.dropped, self.compacted = self.parent.dropped, self.parent.compacted
         self.cached = self.parent.cached
         self.old_hold = self.child.hold
@@ -121,6 +122,7 @@ cdef class Heir:
         self.child.ids_capacity = max(self.known, 1)
         self.child.tenant = self.tenant
         self.child.computed = self.computed
+        self.child.sealed = self.sealed
         self.child.dropped, self.child.compacted = self.dropped, self.compacted
         self.child.cached = self.cached
         self.child.cross = self.cross

@@ -7,6 +7,7 @@ from pagecore.cache.parts import CacheParts
 from pagecore.errors import UnsupportedOption
 from pagecore.ops.moves._moves import SlotMoves
 from pagecore.storage import AttentionSpec, KVPool
+from pagecore.storage.specs.attention_spec import sealing_of
 
 BOUNDS = ("key_min", "key_max")
 
@@ -38,6 +39,8 @@ def moves_of(pool: KVPool, stream: int = 0) -> SlotMoves:
 def _has_bounds(pool: KVPool) -> bool:
     """Return True if the layers store bounds of their keys; raise UnsupportedOption for other planes per block."""
     spec = pool.spec
+    if sealing_of(spec) is not None:  # moved tokens are in the tail, and not sealed yet
+        return False
     named = [plane.name for plane in spec.planes if plane.per == "block"]
     if not named:
         return False

@@ -39,8 +39,11 @@ def truncate(CacheState state not None, sequences, lengths):
         computed.push_back(min(<int32_t>length, sequence.computed))
         if state.states is not None:
             check_state(state, sequence, computed.back())
+        if computed.back() < sequence.sealed and computed.back() % state.block_size:
+            refuse_sealed(state, sequence, computed.back())
     for keys in state.kept:
-        check_windows(state, keys, rows, computed)
+        if not keys.is_tail:
+            check_windows(state, keys, rows, computed)
     if state.prefix is not None:
         state.prefix.reserve_moves(2 * len(shortened))
     state.tables.truncate_raw(rows.data(), computed.data(), <Py_ssize_t>rows.size(), False)
@@ -55,6 +58,7 @@ def truncate(CacheState state not None, sequences, lengths):
                 sequence.hold.publish_limit = INT32_MAX  # the row has none of the revoked blocks any more
         sequence.known = min(sequence.known, kept[i])
         sequence.computed = computed[i]
+        sequence.sealed = min(sequence.sealed, computed[i])
         sequence.cached = min(sequence.cached, kept[i])
         if kept[i] == 0:
             forget_compaction(sequence)
@@ -65,6 +69,14 @@ cdef void forget_compaction(Sequence sequence) noexcept:
     sequence.dropped = sequence.compacted = 0
     if sequence.hold is not None:
         sequence.hold.is_sealed = False
+
+
+cdef int refuse_sealed(CacheState state, Sequence sequence, int32_t length) except -1:
+    raise UnsupportedOption(
+        f"length is {length}, but the first {sequence.sealed} tokens of sequence {sequence.id!r} are in sealed blocks, "
+        f"which stay whole; give {length // state.block_size * state.block_size}, a multiple of block_size, or "
+        f"{sequence.sealed} or more"
+    )
 
 
 cdef int check_state(CacheState state, Sequence sequence, int32_t length) except -1:

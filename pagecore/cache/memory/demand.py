@@ -1,7 +1,8 @@
 """Blocks that a sequence needs at once in each group; pools, limits, admission and plans all count by these functions.
 
 A group without a window holds the blocks of every token. A group with a window of W tokens holds the keys that the next
-tokens see: after each step it releases whole blocks before them.
+tokens see: after each step it releases whole blocks before them. Next to sealed blocks it holds the keys that the first
+token after those sees. The tail of sealed blocks holds what is not sealed yet, as a window of ``residual + 1`` tokens.
 
     W = 6, blocks of 4, steps of 3     tokens  0 1 2 3 | 4 5 6 7 | 8 9 10 11 | 12 13 14
                                                released   ^ seen by 12         ^ step of 3: three blocks at once
@@ -48,7 +49,7 @@ def blocks_at_once(group: Group, num_tokens: int, block_size: int, step_tokens: 
 
 def block_limit(group: Group, block_size: int, step_tokens: int) -> int | None:
     """Return `blocks_at_once` of a sequence of any length; None without a window."""
-    keys = group.attended
+    keys = group.kept
     return keys.most_blocks(step_tokens, block_size) if keys.is_limited else None
 
 
@@ -83,7 +84,7 @@ def longest_step(groups: Listed[Group], available: Listed[int], block_size: int,
     most = num_tokens
     for group, blocks in zip(groups, available, strict=True):
         if not group.is_cross and ceil_div(num_tokens, block_size) > blocks:
-            most = min(most, group.attended.most_tokens(blocks, block_size))
+            most = min(most, group.kept.most_tokens(blocks, block_size))
     return most
 
 

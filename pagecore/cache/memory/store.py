@@ -134,7 +134,7 @@ class Store:
         return found
 
     def pool(self, layer: Layer) -> KVPool:
-        """Return the pool of a layer that attends; raise DeviceError for a cache without bytes."""
+        """Return the pool that a layer that attends writes to; raise DeviceError for a cache without bytes."""
         self._require_bytes()
         if layer.keeps_state:
             raise UnsupportedOption("the layer keeps a state and has no blocks; use the layers that attend")
@@ -150,7 +150,10 @@ class Store:
         if layer.keeps_state:
             assert self.states is not None
             return self.states.plane(name, layer.index)
-        return self.pools[layer.group].plane(name, layer.index)
+        group = layer.group
+        if layer.sealed_group is not None and name in {plane.name for plane in layer.spec.planes}:
+            group = layer.sealed_group
+        return self.pools[group].plane(name, layer.index)
 
     def await_arrivals(self) -> None:
         """Make later work of the cache's stream wait for all layers that are still being loaded."""

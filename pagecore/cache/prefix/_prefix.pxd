@@ -45,8 +45,9 @@ cdef class PrefixCache:
     cdef list pools                 # of each lane
     cdef vector[int32_t] groups     # of each lane: those without a window come first
     cdef vector[int32_t] components  # of each group
-    cdef vector[int32_t] lane_of    # of each group
+    cdef vector[int32_t] lane_of    # of each group but the tails of sealed blocks, which come last
     cdef vector[KeptKeys] kept      # of each window
+    cdef bint publishes_sealed      # blocks are published once they are sealed
     cdef bint gives_up_last         # a hit ends one block earlier
     cdef int32_t num_full           # lanes without a window
     cdef bint shares_ahead          # states, windows and lanes without a window: rows share past their receipts

@@ -52,7 +52,8 @@ cdef class PrefixCache:
     Parameters
     ----------
     attended : list of AttendedKeys
-        Limits of the keys that a query of each group sees.
+        Limits of the keys that a query of each group sees; without the tails of sealed blocks, which are the last
+        groups of the tables and have no cached blocks.
     tables : BlockTables
     by_row : list
         The sequence in each row of the tables, or None; the cache keeps the list up to date.
@@ -64,6 +65,8 @@ cdef class PrefixCache:
         A hit drops its last block.
     states : StateTable, optional
         Slots of the rows; None without layers that keep states.
+    publishes_sealed : bool
+        Publish only blocks that are sealed.
     """
 
     def __cinit__(
@@ -75,6 +78,7 @@ cdef class PrefixCache:
         clock,
         bint gives_up_last=False,
         StateTable states=None,
+        bint publishes_sealed=False,
     ):
         if not callable(clock):
             raise UnsupportedOption(f"clock is {shown(clock)}; give a function that returns seconds")
@@ -83,6 +87,7 @@ cdef class PrefixCache:
         for group in windowed:
             self.kept.push_back(kept_keys(group, attended[group]))
         self.gives_up_last = gives_up_last
+        self.publishes_sealed = publishes_sealed
         self.block_size = tables.block_sizes[0]
         # A hit has all keys that a sequence keeps: what a row holds is pinned by its receipt (P2).
         self.tree = RadixTree(

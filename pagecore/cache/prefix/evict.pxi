@@ -275,7 +275,7 @@ cdef int64_t clear(PrefixCache prefix) noexcept:
 def evictable(PrefixCache prefix not None):
     """Return the number of blocks of each group that eviction can free, as a list of int."""
     count_evictable(prefix, prefix.left)
-    return list(prefix.left)
+    return list(prefix.left) + [0] * (prefix.tables.num_groups - prefix.num_lanes)
 
 
 def unused_states(PrefixCache prefix not None):

@@ -29,6 +29,8 @@ def prefix_figures(PrefixCache prefix not None):
 
 def cached_blocks(PrefixCache prefix not None, int32_t group):
     """Return every block of a group that the tree holds: int32, ascending, a new array."""
+    if group >= prefix.num_lanes:
+        return np.zeros(0, np.int32)
     return prefix.tree.held_blocks(prefix.lane_of[group])
 
 
@@ -66,6 +68,12 @@ def check_prefixes(PrefixCache prefix not None, sequences):
             raise PagecoreError(
                 f"group {group}: reference counts do not match the holders (block tables + prefix tree + transfers)"
             )
+    for group in range(prefix.num_lanes, prefix.tables.num_groups):
+        pool = prefix.tables.pools[group]
+        holders = np.bincount(prefix.tables.table(group).ravel(), minlength=pool.num_blocks)
+        holders[0] = 0
+        if not np.array_equal(holders, pool.ref_counts()):
+            raise PagecoreError(f"group {group}: reference counts do not match the block tables")
     num_truncated = num_duplicated = num_ahead = 0
     for sequence in sequences:
         published = 0 if sequence.hold.published == INT32_MAX else sequence.hold.published

@@ -29,6 +29,8 @@ cdef void publish_one(PrefixCache prefix, Sequence sequence, bint may_share) noe
     cdef int32_t checkpoint = new_checkpoint(prefix, sequence)
     if hold.is_sealed:
         whole = min(whole, hold.published)
+    if prefix.publishes_sealed:
+        whole = min(whole, sequence.sealed // prefix.block_size)
     if whole > hold.published and not may_share:
         # Otherwise another row would have blocks of the tree that its receipt does not cover.
         whole = hold.published + num_unshared(prefix, sequence, hold.published, whole)

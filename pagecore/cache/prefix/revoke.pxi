@@ -82,6 +82,8 @@ cdef dict revoke_cached(PrefixCache prefix, list sequences, int32_t group, int32
     cdef vector[int32_t] tokens
     cdef vector[Mark] marks
     cdef Query query
+    if group >= prefix.num_lanes:
+        return {}
     query.space = prefix.tree.native.copy_path_of(prefix.lane_of[group], block, tokens, marks)
     if query.space < 0:
         return {}

@@ -15,6 +15,7 @@ cdef struct KeptKeys:
     int64_t chunk      # 0 without chunks
     int64_t lookahead  # earlier keys that are kept in addition, for a sequence that is shortened
     int64_t sinks      # first keys that every token sees
+    bint is_tail       # newest tokens next to sealed blocks: sequences keep those that are not sealed
 
 
 # The first position that the token at position `length` sees.
@@ -34,11 +35,12 @@ cdef inline int64_t sink_blocks(const KeptKeys& keys, int64_t block_size) noexce
 
 
 # `attended` is an AttendedKeys with a limit.
-cdef inline KeptKeys kept_keys(int32_t group, object attended):
+cdef inline KeptKeys kept_keys(int32_t group, object attended, bint is_tail=False):
     cdef KeptKeys keys
     keys.group = group
     keys.chunk = attended.chunk or 0
     keys.window = min(attended.window or 1, INT32_MAX)
     keys.lookahead = min(attended.lookahead, INT32_MAX)
     keys.sinks = attended.sink_tokens
+    keys.is_tail = is_tail
     return keys

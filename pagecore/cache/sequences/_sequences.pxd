@@ -114,6 +114,7 @@ cdef class Sequence:
     cdef int32_t ids_capacity
     cdef int32_t known          # number of known ids
     cdef int32_t computed       # number of tokens whose key and value are written
+    cdef int32_t sealed         # number of leading tokens in sealed blocks, a multiple of the block size
     cdef int32_t dropped        # number of tokens that compact removed: positions run ahead of the cache by it
     cdef int32_t compacted      # number of computed tokens after the last compact; 0 without one
     cdef int32_t cached         # number of computed tokens that came from the prefix cache

@@ -93,6 +93,11 @@ cdef class Sequence:
         return self.matched
 
     @property
+    def num_sealed_tokens(self):
+        """Number of leading tokens whose keys and values are in sealed blocks; 0 in a cache without such layers."""
+        return self.sealed
+
+    @property
     def num_dropped_tokens(self):
         """Number of tokens that `PagedKVCache.compact` removed.
 

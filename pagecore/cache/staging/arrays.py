@@ -29,7 +29,7 @@ class StepArrays:
     """The arrays of a batch in one memory, on the host or on a device; see `Batch` for shapes and dtypes.
 
     `slot_mappings` has one array for each group of layers, as `BatchGroup.slot_mapping`. `states` is None in a cache
-    without layers that keep states.
+    without layers that keep states, and `sealed_lens` in one without sealed blocks.
     """
 
     rows: Tensor
@@ -41,6 +41,7 @@ class StepArrays:
     slot_mappings: tuple[Tensor, ...]
     tree_mask: Tensor | None = None
     states: StateArrays | None = None
+    sealed_lens: Tensor | None = None
 
 
 def arrays_of(
@@ -60,6 +61,7 @@ def arrays_of(
         slot_mappings=tuple(view(array) for array in buffers.slot_mappings),
         tree_mask=None if buffers.tree_mask is None else view(buffers.tree_mask),
         states=None if states is None else _state_arrays(states, state_view),
+        sealed_lens=None if buffers.sealed_lens is None else view(buffers.sealed_lens),
     )
 
 

@@ -109,6 +109,28 @@ cdef class Tenants:
     cdef int forget_unused(self) except -1
 
 
+# seals.pxi
+
+cdef class Seals:
+    cdef BlockTables tables
+    cdef int32_t block_size
+    cdef readonly int32_t residual
+    cdef readonly object quantise
+    cdef vector[int32_t] tails, sealed          # groups
+    cdef vector[vector[BlockCopy]] pairs        # of each tail: blocks that the operation seals
+
+    # True for the group of the newest tokens of layers with sealed blocks.
+    cdef bint has_tail(self, int32_t group) noexcept
+    # Returns the sealed tokens of a sequence once `length` of its tokens are computed.
+    cdef int32_t reach(self, Sequence sequence, int64_t length) noexcept
+    # An operation calls `begin`, `add` for each sequence and its new number of sealed tokens, and `run`, which
+    # quantises the blocks and returns their pairs; None if there are none. Code of the caller may run in `run`, and the
+    # numbers of the sequences are set after it.
+    cdef void begin(self) noexcept
+    cdef int add(self, Sequence sequence, int32_t length) except -1
+    cdef list run(self)
+
+
 # state.pxi
 
 cdef class CacheState:
@@ -116,6 +138,7 @@ cdef class CacheState:
     cdef readonly StateTable states         # None in a cache without layers that keep states
     cdef readonly PrefixCache prefix        # None in a cache without one
     cdef readonly Tenants tenants           # None in a cache that does not scrub
+    cdef readonly Seals seals               # None in a cache without sealed blocks
     cdef readonly CrossContents cross       # None in a cache without cross attention
     cdef readonly StateLock lock            # held by every operation
     # A PrefixObserver, called under the lock: before a sequence is added, after a commit, before a removal; or None.
@@ -138,6 +161,8 @@ cdef class CacheState:
     cdef int sweep(self) except -1
     # Waits until no other thread writes or attends with a step.
     cdef int wait_for(self, object step) except -1
+    # Returns the first position, sinks apart, that an idle sequence keeps in a group.
+    cdef int64_t first_kept_of(self, const KeptKeys& keys, Sequence sequence) noexcept
     # Writes the first block of each group that a sequence of `length` tokens keeps; 0 without a window.
     cdef int list_first_kept(self, int64_t length, vector[int32_t]& out) except -1
     # Checks an id; returns an unused number for None.

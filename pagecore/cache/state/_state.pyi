@@ -29,6 +29,19 @@ class StoredBlocks:
 
 def hold(pools: tuple[BlockPool, ...], counts: Listed[int]) -> tuple[StoredBlocks, list[int]]: ...
 
+class Seals:
+    def __init__(
+        self,
+        tables: BlockTables,
+        groups: list[tuple[int, int]],
+        residual: int,
+        quantise: Callable[[list[NDArray[np.int32]]], None] | None,
+    ) -> None: ...
+    @property
+    def residual(self) -> int: ...
+    @property
+    def quantise(self) -> Callable[[list[NDArray[np.int32]]], None] | None: ...
+
 class CacheState:
     observer: PrefixObserver | None
     def __init__(
@@ -41,11 +54,14 @@ class CacheState:
         scrub: bool = False,
         recompute_last_block: bool = False,
         states: StateTable | None = None,
+        seals: Seals | None = None,
     ) -> None: ...
     @property
     def tables(self) -> BlockTables: ...
     @property
     def states(self) -> StateTable | None: ...
+    @property
+    def seals(self) -> Seals | None: ...
     @property
     def lacks_slots(self) -> bool: ...
     @property

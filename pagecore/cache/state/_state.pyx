@@ -1,6 +1,7 @@
-"""The native state of a cache: its lock, its sequences, and the tenants of its blocks."""
+"""The native state of a cache: its lock, its sequences, and the tenants and seals of its blocks."""
 
 include "lock.pxi"
 include "stored.pxi"
 include "tenants.pxi"
+include "seals.pxi"
 include "state.pxi"

@@ -36,14 +36,17 @@ cdef class CacheState:
         A prefix hit drops its last block.
     states : StateTable, optional
         Slots of the rows, on the same tables; None for a cache without layers that keep states.
+    seals : Seals, optional
+        Groups of sealed blocks, on the same tables; their tails are the last groups.
     """
 
     def __cinit__(
         self, BlockTables tables not None, list attended not None, prefix_policy, clock, removal, bint scrub=False,
-        bint recompute_last_block=False, StateTable states=None,
+        bint recompute_last_block=False, StateTable states=None, Seals seals=None,
     ):
         self.tables = tables
         self.states = states
+        self.seals = seals
         self.block_size = tables.block_sizes[0]
         self.by_row = [None] * tables.max_sequences
         self.names = {}
@@ -51,12 +54,14 @@ cdef class CacheState:
         self.removal = removal
         for group, keys in enumerate(attended):
             if keys.is_limited:
-                self.kept.push_back(kept_keys(group, keys))
+                self.kept.push_back(kept_keys(group, keys, seals is not None and seals.has_tail(group)))
         if scrub:
             self.tenants = Tenants(tables)
         if prefix_policy is not None:
+            num_tails = 0 if seals is None else seals.tails.size()
             self.prefix = PrefixCache(
-                attended, tables, self.by_row, prefix_policy, clock, recompute_last_block, states
+                attended[:len(attended) - num_tails], tables, self.by_row, prefix_policy, clock, recompute_last_block,
+                states, seals is not None,
             )
 
     def serve_cross(self, CrossContents contents not None):
@@ -92,11 +97,17 @@ cdef class CacheState:
             self.lock.sleep()
         return 0
 
+    cdef int64_t first_kept_of(self, const KeptKeys& keys, Sequence sequence) noexcept:
+        if self.seals is None:
+            return first_kept(keys, sequence.computed)
+        return sequence.sealed if keys.is_tail else first_kept(keys, sequence.sealed)
+
     cdef int list_first_kept(self, int64_t length, vector[int32_t]& out) except -1:
         cdef KeptKeys keys
         out.assign(<size_t>self.tables.num_groups, 0)
         for keys in self.kept:
-            if keys.sinks > 0:  # an arrival has all blocks, of which those between sinks and window are released
+            # An arrival has all blocks, of which those between sinks and window, and sealed ones, are released.
+            if keys.sinks > 0 or keys.is_tail:
                 continue
             out[keys.group] = <int32_t>min(first_kept(keys, length) // self.block_size, INT32_MAX)
         return 0

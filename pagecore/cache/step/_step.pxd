@@ -140,6 +140,8 @@ cdef class StepRecord:
     cdef StepTree tree                     # of the last step
     cdef vector[int32_t] path              # accepted tokens of each sequence, at its first token in the flat arrays
     cdef vector[vector[int64_t]] moved     # of each group: slots that the last commit moved, source and target
+    cdef vector[int32_t] sealed_to         # of each sequence: its sealed tokens after the step
+    cdef readonly list sealed_pairs        # of each tail: blocks that the last commit sealed; None for none
     cdef vector[BlockCopy] saves           # scratch: quantised checkpoints of the step that is committed
     cdef vector[size_t] users              # threads that currently write or attend with the step
 

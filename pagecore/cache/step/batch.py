@@ -9,13 +9,14 @@ from numpy.typing import NDArray
 
 from pagecore.arrays import Tensor
 from pagecore.cache.layers.groups import layer_number
-from pagecore.cache.layers.inputs import BatchGroup
+from pagecore.cache.layers.inputs import BatchGroup, SealedInputs
 from pagecore.cache.staging.arrays import StateArrays, arrays_of
 from pagecore.cache.state._state import CacheState
 from pagecore.cache.step._step import BatchTicket, CrossStep, Step
 from pagecore.errors import InvalidSequence, UnsupportedOption
 from pagecore.index import StateBuffers, StepBuffers
 from pagecore.ops import AttentionPlan
+from pagecore.storage import KVPool
 from pagecore.storage.checks import shown
 
 
@@ -97,6 +98,7 @@ class Batch:
         layer_groups: list[int],
         tables: list[Tensor],
         plans: list[AttentionPlan | None],
+        sealed: dict[int, tuple[Tensor, KVPool | None]],
     ):
         self._step = step
         self._ticket = BatchTicket(step)
@@ -113,7 +115,14 @@ class Batch:
         self._tree_mask = arrays.tree_mask
         self.cross = None if step.cross is None else CrossArrays(step.cross)
         slots = arrays.slot_mappings + (() if self.cross is None else self.cross.slot_mappings)
-        self._groups = [BatchGroup(*parts) for parts in zip(slots, tables, plans, strict=True)]
+        self._sealed = {tail: number for number, tail in enumerate(sealed)}
+        inputs = [
+            None
+            if arrays.sealed_lens is None or group not in sealed
+            else SealedInputs(sealed[group][0], arrays.sealed_lens, sealed[group][1])
+            for group in range(len(slots))
+        ]
+        self._groups = [BatchGroup(*parts) for parts in zip(slots, tables, plans, inputs, strict=True)]
 
     @property
     def max_sequences(self) -> int:
@@ -259,6 +268,16 @@ class Batch:
         next step writes; see `move_slots`.
         """
         return self._step.moved_slots()[self._group_of(layer)]
+
+    def sealed_blocks(self, layer: int) -> NDArray[np.int32]:
+        """Return the blocks that the last commit sealed, (block of the tail, sealed block): int32 ``[n, 2]``.
+
+        Empty for a layer without sealed blocks. A cache that holds bytes has already quantised them. With
+        ``device="none"`` the owner of the bytes does so, in every layer of the group, before the next prepare; see
+        `seal_kv`.
+        """
+        pairs, group = self._step.sealed_pairs, self._group_of(layer)
+        return np.zeros((0, 2), np.int32) if pairs is None or group not in self._sealed else pairs[self._sealed[group]]
 
     def _group_of(self, layer: int) -> int:
         group = self._layer_groups[layer_number(layer, len(self._layer_groups))]

@@ -5,7 +5,7 @@ from libc.stdint cimport int32_t, int64_t
 from pagecore.cache.prefix._prefix cimport number_namespaces, publish_one
 from pagecore.cache.sequences._kept cimport KeptKeys, first_kept, first_seen, sink_blocks
 from pagecore.cache.sequences._sequences cimport Sequence
-from pagecore.cache.state._state cimport Held
+from pagecore.cache.state._state cimport Held, Seals
 from pagecore.index._integers cimport Integers, as_integers
 from pagecore.index.tables._native cimport Int32s
 from pagecore.ops.moves._moves cimport SlotMoves
@@ -37,6 +37,8 @@ cdef int commit(StepRecord step, object accepted, object accepted_path, object m
     try:
         if step.states is not None and step.state.states.is_quantised():
             save_checkpoints(step, save)
+        if step.state.seals is not None:
+            seal_blocks(step, paths is not None)
         if step.state.prefix is not None:
             number_namespaces(step.state.prefix, step.live())
         if step.states is not None:
@@ -48,6 +50,8 @@ cdef int commit(StepRecord step, object accepted, object accepted_path, object m
             select_paths(step, True)
         raise
     # From here on nothing fails.
+    if step.state.seals is not None:
+        note_sealed(step)
     if paths is not None:
         move_tokens(step, listed)
     live = step.list_live(True)
@@ -145,12 +149,20 @@ cdef int read_accepted(StepRecord step, object accepted) except -1:
 
 
 cdef int release_windows(StepRecord step, Py_ssize_t live) except -1:
-    """Release the blocks of each listed row that it does not keep; `lengths` has the rows' lengths."""
+    """Release the blocks of each listed row that it does not keep; `lengths` has the rows' lengths.
+
+    Next to sealed blocks, windows keep what the first token after those sees: later sequences may begin there.
+    """
     cdef KeptKeys keys
     cdef size_t k
     for keys in step.state.kept:
         for k in range(<size_t>live):
-            step.positions[k] = <int32_t>first_kept(keys, step.lengths[k])
+            if step.state.seals is None:
+                step.positions[k] = <int32_t>first_kept(keys, step.lengths[k])
+            else:
+                step.positions[k] = <int32_t>step.state.first_kept_of(
+                    keys, <Sequence>step.state.by_row[step.live_rows[k]]
+                )
         step.state.tables.release_before_raw(step.live_rows.data(), keys.group, step.positions.data(), live, keys.sinks)
     return 0
 
@@ -196,6 +208,41 @@ cdef int undo_blocks(StepRecord step, bint has_run) except -1:
     step.buffers.native.skip_slots(0, step.buffers.num_tokens)
     end_flight(step, False)
     return 0
+
+
+# -- sealed blocks -----------------------------------------------------------------------------------------------------
+
+
+cdef int seal_blocks(StepRecord step, bint has_paths) except -1:
+    """Seal the blocks of live sequences that `residual` newer tokens follow once the step is committed.
+
+    Tokens that move to their place in an accepted path do so later: their blocks wait for another commit.
+    """
+    cdef int32_t i
+    cdef int64_t first = 0, length
+    cdef Sequence sequence
+    cdef Seals seals = step.state.seals
+    seals.begin()
+    for i in range(step.plan.num_sequences):
+        if step.is_live(i):
+            sequence = <Sequence>step.plan.sequences[i]
+            length = <int64_t>sequence.computed + step.accepted[i]
+            if has_paths and not stays(step, i, first):
+                length = min(length, <int64_t>sequence.computed + seals.residual)
+            step.sealed_to[i] = seals.reach(sequence, length)
+            seals.add(sequence, step.sealed_to[i])
+        first += step.plan.counts[i]
+    step.sealed_pairs = seals.run()
+    if step.sealed_pairs is not None:
+        step.require_in_flight("committed")  # code of the caller may have run
+    return 0
+
+
+cdef void note_sealed(StepRecord step) noexcept:
+    cdef int32_t i
+    for i in range(step.plan.num_sequences):
+        if step.is_live(i):
+            (<Sequence>step.plan.sequences[i]).sealed = step.sealed_to[i]
 
 
 # -- states ------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t
 
 from pagecore.cache.prefix._prefix cimport num_unused_states, subtract_evictable
-from pagecore.cache.sequences._kept cimport KeptKeys, first_kept, sink_blocks
+from pagecore.cache.sequences._kept cimport KeptKeys, sink_blocks
 from pagecore.cache.sequences._sequences cimport CrossContents, Sequence, require_each
 from pagecore.cache.state._state cimport CacheState, Held
 from pagecore.index._integers cimport Integers, as_int64, as_integers
@@ -142,7 +142,7 @@ cdef class StepPlan:
         for i in range(self.num_sequences):
             length = (<Sequence>self.sequences[i]).computed
             blocks = <int64_t>self.state.tables.row_raw(self.rows[i], keys.group).size()
-            passed = first_kept(keys, length) // self.state.block_size
+            passed = self.state.first_kept_of(keys, <Sequence>self.sequences[i]) // self.state.block_size
             sinks = min(passed, sink_blocks(keys, self.state.block_size))
             held = self.num_own(i, keys.group, 0, sinks) + self.num_own(i, keys.group, passed, blocks)
             self.converted[i] = <int32_t>min(
@@ -160,7 +160,7 @@ cdef class StepPlan:
         cdef int32_t others, lane
         for at in range(first, end):
             others = pool.ref_count_raw(blocks.data()[at]) - 1 if blocks.data()[at] != 0 else 0
-            if others == 1 and self.state.prefix is not None:
+            if others == 1 and self.state.prefix is not None and group < self.state.prefix.num_lanes:
                 lane = self.state.prefix.lane_of[group]
                 if self.state.prefix.tree_block(sequence, <int32_t>at, lane) == blocks.data()[at]:
                     others = 0

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagecore.cache.memory.limits import with_evictable
+from pagecore.cache.memory.sealer import sealed_groups
 from pagecore.cache.parts import CacheParts, CrossParts
 from pagecore.cache.prefix._prefix import evictable
 from pagecore.cache.sequences._sequences import Sequence, as_list
@@ -124,7 +125,7 @@ def new_batch(
         64-bit words for the bits of each token of a tree; 0 for steps without trees.
     """
     num_groups = parts.tables.num_groups
-    buffers = StepBuffers(max_sequences, max_tokens, num_groups, parts.index_dtype, tree_words)
+    buffers = StepBuffers(max_sequences, max_tokens, num_groups, parts.index_dtype, tree_words, parts.seals_blocks)
     step = Step(parts.state, buffers, plan)
     plans = [ops.plan() for ops in parts.group_ops]
     if parts.staging is not None:
@@ -132,7 +133,11 @@ def new_batch(
         step.staged = StagedBatch(parts.staging, buffers, listed, stream, step.states)
     if parts.cross is not None:
         step.cross = _cross_step(parts, parts.cross, buffers, max_cross_tokens, plans, stream)
-    return Batch(step, [layer.group for layer in parts.layers], parts.block_tables, plans)
+    sealed = {
+        tail: (parts.block_tables[group], parts.store.pools[group] if parts.store.pools else None)
+        for tail, group in sealed_groups(parts.layers).items()
+    }
+    return Batch(step, [layer.group for layer in parts.layers], parts.block_tables, plans, sealed)
 
 
 def _staged_plans(

@@ -38,6 +38,8 @@ cdef class StepRecord:
         self.positions.resize(size)
         if state.states is not None:
             self.states = StateBuffers(buffers.max_sequences, state.states.draft_tokens)
+        if state.seals is not None:
+            self.sealed_to.resize(size)
         self.copies.resize(num_groups)
         for group in range(num_groups):
             self.copies[group].reserve(size)  # a row copies at most one block of a group

@@ -168,6 +168,8 @@ cdef int begin_flight(StepRecord step) except -1:
         sequence.pending = step.plan.counts[i]
         sequence.flight = step
         sequence.step_index = i
+        if step.state.seals is not None:
+            step.buffers.sealed_lens_data[i] = sequence.sealed
     for group in range(step.copies.size()):
         step.state.tables.take_copies_raw(<int64_t>group, step.copies[group])
         step.has_uncopied = step.has_uncopied or step.copies[group].size() > 0

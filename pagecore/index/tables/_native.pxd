@@ -21,7 +21,7 @@ cdef extern from "pagecore/index/slots.hpp" namespace "pagecore" nogil:
 
 cdef extern from "pagecore/index/tables/step_buffers.hpp" namespace "pagecore" nogil:
     cdef cppclass NativeStepBuffers "pagecore::StepBuffers":
-        NativeStepBuffers(int64_t, int64_t, int64_t, SlotType, int64_t) except +raise_python_error
+        NativeStepBuffers(int64_t, int64_t, int64_t, SlotType, int64_t, bint) except +raise_python_error
         int32_t max_sequences()
         int32_t max_tokens()
         size_t num_groups()
@@ -39,6 +39,7 @@ cdef extern from "pagecore/index/tables/step_buffers.hpp" namespace "pagecore" n
         int32_t* token_ids()
         int64_t tree_words()
         uint64_t* tree_mask()
+        int32_t* sealed_lens()
         void* slots(size_t group)
         void skip_slots(int32_t first, int32_t last) except +raise_python_error
         void pad(int32_t num_sequences, int32_t num_tokens, int32_t null_row)

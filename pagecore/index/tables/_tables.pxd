@@ -24,6 +24,7 @@ cdef class StepBuffers:
     cdef NativeStepBuffers* native
     cdef readonly str slot_dtype
     cdef readonly object rows, query_lens, cu_query_lens, seq_lens, positions, token_ids, tree_mask
+    cdef readonly object sealed_lens    # None unless the steps have sealed blocks
     cdef readonly tuple slot_mappings
     # Addresses of the arrays; they never move.
     cdef int32_t* rows_data
@@ -32,6 +33,7 @@ cdef class StepBuffers:
     cdef int32_t* seq_lens_data
     cdef int32_t* positions_data
     cdef int32_t* token_ids_data
+    cdef int32_t* sealed_lens_data      # or NULL
 
     cdef object _array(self, void* data, Py_ssize_t size, bint is_wide=*)
     cdef object _tree_array(self)

@@ -7,6 +7,7 @@
 //   positions       8  0  1  2  3 16 | 0  0 ...
 //   token_ids      71  5  5  9  2 40 | 0  0 ...     written by the caller
 //   tree_mask      rows of bits, [tokens, words]    written by the caller; not padded
+//   sealed_lens     8  0 16 | 0  0        first tokens, in sealed blocks; written by the caller, absent by default
 //   slots[group]   24 80 81 82 83 52 |-1 -1 ...
 //
 // The arrays follow each other in one image, in this order, so that one copy moves all of them.
@@ -28,8 +29,8 @@ inline constexpr size_t kMaxGroups = 4096;  // limit of tables and buffers
 
 class StepBuffers {
  public:
-  StepBuffers(int64_t max_sequences, int64_t max_tokens, int64_t num_groups, SlotType slot_type,
-              int64_t tree_words = 0);
+  StepBuffers(int64_t max_sequences, int64_t max_tokens, int64_t num_groups, SlotType slot_type, int64_t tree_words = 0,
+              bool has_sealed_lens = false);
 
   [[nodiscard]] int32_t max_sequences() const { return max_sequences_; }
   [[nodiscard]] TokenCount max_tokens() const { return max_tokens_; }
@@ -51,6 +52,8 @@ class StepBuffers {
   // Words of a row of bits; 0: steps have no trees.
   [[nodiscard]] int64_t tree_words() const { return tree_words_; }
   [[nodiscard]] uint64_t* tree_mask() { return tree_mask_; }
+  // nullptr unless the steps have sealed blocks.
+  [[nodiscard]] TokenCount* sealed_lens() { return sealed_lens_; }
   [[nodiscard]] void* slots(size_t group) { return slots_[group]; }
 
   // Sets the slots of tokens [from, to) to padding, so that the step writes nothing there. Precondition: 0 <= from <=
@@ -81,6 +84,7 @@ class StepBuffers {
   TokenCount* positions_;
   int32_t* token_ids_;
   uint64_t* tree_mask_;
+  TokenCount* sealed_lens_;
   std::vector<void*> slots_;
 };
 

@@ -16,7 +16,7 @@ seal(StepMemory)
 
 
 cdef class StepBuffers:
-    """StepBuffers(max_sequences, max_tokens, num_groups=1, slot_dtype='int64', tree_words=0)\n--\n\n\
+    """StepBuffers(max_sequences, max_tokens, num_groups=1, slot_dtype='int64', tree_words=0, sealed=False)\n--\n\n\
 Metadata of a forward pass, in arrays allocated once at fixed addresses.
 
     `BlockTables.prepare` fills the arrays. Entries after the sequences and tokens of the step are padding: rows are the
@@ -32,6 +32,8 @@ Metadata of a forward pass, in arrays allocated once at fixed addresses.
         int32 is for kernels without 64-bit indices, up to 2**31 slots.
     tree_words : int
         64-bit words of a row of `tree_mask`, for steps with trees of drafts; 0 for steps without.
+    sealed : bool
+        Have the array `sealed_lens`, for caches with sealed blocks.
 
     Attributes
     ----------
@@ -45,6 +47,8 @@ Metadata of a forward pass, in arrays allocated once at fixed addresses.
         int32 [T], positions of the new tokens in their sequences.
     token_ids : numpy.ndarray
         int32 [T], ids of the new tokens: -1 until the caller writes them; padding is 0.
+    sealed_lens : numpy.ndarray or None
+        int32 [S], first tokens of each sequence, in sealed blocks: the caller writes them; padding is 0.
     slot_mappings : tuple of numpy.ndarray
         `slot_dtype` [T] for each group, slots of the new tokens; padding is -1.
     num_sequences, num_tokens : int
@@ -58,7 +62,7 @@ Metadata of a forward pass, in arrays allocated once at fixed addresses.
         `slot_dtype` is unknown.
     """
 
-    def __cinit__(self, max_sequences, max_tokens, num_groups=1, slot_dtype="int64", tree_words=0):
+    def __cinit__(self, max_sequences, max_tokens, num_groups=1, slot_dtype="int64", tree_words=0, sealed=False):
         self.slot_dtype = str(slot_dtype)
         if self.slot_dtype not in ("int64", "int32"):
             raise UnsupportedOption(f"slot_dtype is {shown(slot_dtype)}; use int64 or int32")
@@ -67,7 +71,7 @@ Metadata of a forward pass, in arrays allocated once at fixed addresses.
         self.memory.native.reset(new NativeStepBuffers(
             as_int64(max_sequences, "max_sequences"), as_int64(max_tokens, "max_tokens"),
             as_int64(num_groups, "num_groups"), SlotType.Int64 if is_wide else SlotType.Int32,
-            as_int64(tree_words, "tree_words"),
+            as_int64(tree_words, "tree_words"), bool(sealed),
         ))
         self.native = self.memory.native.get()
         self.rows_data = self.native.rows()
@@ -83,6 +87,9 @@ Metadata of a forward pass, in arrays allocated once at fixed addresses.
         self.positions = self._array(self.positions_data, self.native.max_tokens())
         self.token_ids = self._array(self.token_ids_data, self.native.max_tokens())
         self.tree_mask = self._tree_array()
+        self.sealed_lens_data = self.native.sealed_lens()
+        if self.sealed_lens_data != NULL:
+            self.sealed_lens = self._array(self.sealed_lens_data, self.native.max_sequences())
         mappings = []
         for group in range(self.native.num_groups()):
             mappings.append(self._array(self.native.slots(group), self.native.max_tokens(), is_wide))

@@ -123,11 +123,16 @@ def step_arrays(batch: Batch, layer: int = 0, *, max_blocks: int | None = None) 
     ShapeError
         A sequence holds more than `max_blocks` blocks, or `max_blocks` is less than 1 or above the capacity of a row.
     UnsupportedOption
-        The slots are int64 and JAX has no 64-bit integers (x64 is off).
+        The slots are int64 and JAX has no 64-bit integers (x64 is off); or the layer has sealed blocks.
     DeviceError
         The cache of the batch is on CUDA.
     """
     group = batch.group(layer)
+    if group.sealed is not None:
+        raise UnsupportedOption(
+            f"layer {layer} has sealed blocks (format kivi2 or kivi4), which the operators of JAX do not read; use "
+            "cache.write and cache.attend, or another format, such as 'int4_token'"
+        )
     slots = group.slot_mapping.numpy()
     if slots.dtype == np.int64 and not jax.config.jax_enable_x64:
         raise UnsupportedOption(

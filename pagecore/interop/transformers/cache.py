@@ -54,7 +54,8 @@ class PagedCache(ColumnCounts, Cache):  # type: ignore[misc]
         before 5.15.1).
     format : str, optional
         Quantised format of the stored keys and values, as for `AttentionSpec`, such as "int8_token", or of latents, as
-        for `LatentSpec`; by default they have the model's dtype. Pass either `format` or `layers`.
+        for `LatentSpec`; by default they have the model's dtype. "kivi2" and "kivi4" need ``block_size=32``. Pass
+        either `format` or `layers`.
     value_format : str, optional
         Format of the stored values, if it is another than that of keys. Latents have none.
     block_size : int

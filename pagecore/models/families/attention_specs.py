@@ -14,6 +14,7 @@ from pagecore.models.families.family import Family, Heads
 from pagecore.models.layer_types import CHUNKED_LAYER, FULL, HYBRID_SLIDING, SLIDING, attends
 from pagecore.models.layers.latents.dims import latent_spec
 from pagecore.storage import Alias, AttentionSpec, LatentSpec, RowSpec
+from pagecore.storage.specs.sealing import format_of_layer
 
 __all__ = ["Sinks", "SpecOptions", "attention_specs"]
 
@@ -54,7 +55,7 @@ def attention_specs(
     _check_groups(fields, given, layers, own)
     _refuse_unread(fields, model_type, own[0].head_dim, own[0].kv_heads, windows, kinds)
     softcap = _softcap(fields)
-    make: Callable[..., AttentionSpec] = partial(AttentionSpec, dtype=asked.dtype, format=asked.format)
+    make: Callable[..., AttentionSpec] = partial(AttentionSpec, dtype=asked.dtype)
     if asked.sinks is None:  # sinks of the caller need not be hashable
         make = lru_cache(maxsize=None, typed=True)(make)  # equal layers share one spec
     rows = iter(_sinks(family, model_type, [each.queries for each in own if each.has_sinks], asked.sinks))
@@ -69,6 +70,7 @@ def attention_specs(
             sinks=next(rows) if each.has_sinks else None,
             window=None if family.has_chunks else windows[layer],
             chunk=windows[layer] if family.has_chunks else None,
+            format=format_of_layer(asked.format, windows[layer]),
         )
         for layer, each in zip(layers, own, strict=True)
     ]

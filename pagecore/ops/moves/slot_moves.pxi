@@ -19,7 +19,7 @@ cdef class SlotMoves:
     Parameters
     ----------
     planes : list of Tensor
-        Planes per token, ``[num_blocks, block_size, ...]``, of all layers, on one device.
+        Planes per token, ``[num_blocks, block_size, ...]``, of all layers, on one device; empty to move nothing.
     bounds : list of (Tensor, Tensor, Tensor)
         Keys, minima and maxima of each layer whose bounds are renewed.
     stream : int
@@ -28,7 +28,7 @@ cdef class SlotMoves:
 
     def __cinit__(self, list planes not None, list bounds not None, size_t stream=0):
         cdef BoundedKeys keys
-        cdef Tensor first = planes[0]
+        cdef Tensor first = planes[0] if planes else None
         isa()  # the kernels are chosen before anything changes
         self.num_threads = threads_of_a_call()
         self.held = (planes, bounds)
@@ -37,7 +37,7 @@ cdef class SlotMoves:
             keys.key = cache_array(<Tensor>key)
             keys.low, keys.high = bounds_cache(<Tensor>low), bounds_cache(<Tensor>high)
             self.bounds.push_back(keys)
-        if first.device_type != CPU:
+        if first is not None and first.device_type != CPU:
             self.on_device = self.make_device_moves(first, stream)
 
     cdef DeviceMoves make_device_moves(self, Tensor first, size_t stream):

@@ -159,6 +159,25 @@ class KVPool:
         """Return ``plane("value", layer)``: ``[num_blocks, block_size, num_kv_heads, v_head_dim]``."""
         return self.plane("value", layer)
 
+    def divided(self, name: str, axes: tuple[int, ...], layer: SupportsIndex = 0, *, by_token: bool = False) -> Tensor:
+        """Return a plane per block of shape ``(heads, numbers)`` with its numbers divided into `axes`; an alias.
+
+        ``[num_blocks, heads, *axes]``, or with `by_token` ``[num_blocks, axes[0], heads, *axes[1:]]``. Errors are those
+        of `plane`.
+        """
+        plane = self.plane(name, layer)
+        where = self.layout.plane_layout([each.name for each in self.spec.planes].index(name), layer)
+        inner = [plane.itemsize]
+        for extent in reversed(axes[1:]):
+            inner.insert(0, inner[0] * extent)
+        heads, lengths, steps = plane.shape[1], list(axes), [plane.strides[1], *inner]
+        lengths.insert(int(by_token), heads)
+        if by_token:
+            steps[:2] = steps[1::-1]
+        offset = where.offset + member("layer", layer, self.num_layers, "the pool") * where.strides.get("L", 0)
+        shape, strides = (self.num_blocks, *lengths), (plane.strides[0], *steps)
+        return strided(self._buffers[where.buffer], shape, strides, offset, plane.dtype)
+
     def planes(self) -> list[Tensor]:
         """Return every plane of every layer, which a copy of whole blocks must move."""
         return [view for views in self._views.values() for view in views]

@@ -13,8 +13,9 @@ from pagecore.arrays.dtypes.formats import Format, as_format
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage.checks import as_factor, as_float, as_tuple, flag, require_int, shown
 from pagecore.storage.specs.parallel import TensorParallel
+from pagecore.storage.specs.sealing import Sealing, is_sealed_format, read_sealing
 from pagecore.storage.specs.sparse_spec import Channels, checked_channels, summary_planes
-from pagecore.storage.specs.spec import CACHE_DTYPES, SIDES, Plane, Side, format_of
+from pagecore.storage.specs.spec import CACHE_DTYPES, SIDES, Plane, Side, Spec, format_of
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,12 @@ class AttentionSpec:
     format : str, optional
         Quantised format of the stored keys and values: "float8_e4m3fn", "float8_e5m2", "float8_token", "int8_token",
         "int4_token", "fp4_block16", "nvfp4" or "mxfp8". `dtype` remains the dtype of the model's keys and values. By
-        default they are stored in `dtype`.
+        default they are stored in `dtype`. "kivi2" and "kivi4" seal whole blocks, once newer tokens follow: see
+        `residual`.
     value_format : str, optional
         Format of the values, if it is another than that of the keys; keys without a format are stored in `dtype`.
-        Values without a format next to keys with one cannot be expressed. If it equals `format`, it becomes None:
+        Values without a format next to keys with one cannot be expressed, nor can one sealed format next to none or to
+        another kind. If it equals `format`, it becomes None:
         ``dataclasses.replace(spec, format=...)`` then changes both.
     key_scale, value_scale : float or sequence of float, optional
         Given factor of the stored numbers, for the layer or for each key-value head: of the formats "float8_e4m3fn" and
@@ -69,6 +72,14 @@ class AttentionSpec:
     sink_tokens : int
         First tokens of a sequence that every query sees in addition to its window, and that the cache therefore keeps
         (StreamingLLM). Not to be confused with `sinks`, logits without keys.
+    residual : int, optional
+        Of "kivi2" and "kivi4", here and below: a commit seals the whole blocks that `residual` newer tokens follow; 128
+        by default. Newer blocks stay in `dtype`, in a group of their own that keeps no others, see `tail`.
+    group_size : int, optional
+        Tokens of a channel of keys, and channels of a token's values, that share a scale and a least number in `dtype`;
+        32 by default. A multiple of 16 that divides `block_size` and `v_head_dim`.
+    block_size : int, optional
+        The block size of the cache, because the planes are per block; by default 32, or `group_size` if that is larger.
 
     Raises
     ------
@@ -94,6 +105,9 @@ class AttentionSpec:
     chunk: int | None = None
     sink_tokens: int = 0
     value_format: str | None = None
+    residual: int | None = None
+    group_size: int | None = None
+    block_size: int | None = None
 
     def __post_init__(self) -> None:
         self._check_dims()
@@ -166,13 +180,35 @@ class AttentionSpec:
     def _check_formats(self) -> None:
         """Convert and check the formats, and whether their groups divide the dims."""
         for name in ("format", "value_format"):
-            if getattr(self, name) is not None:
-                self._put(name, as_format(getattr(self, name), name).name)
+            given = getattr(self, name)
+            if given is not None and not is_sealed_format(given):
+                self._put(name, as_format(given, name).name)
         if self.value_format == self.format:
             self._put("value_format", None)
+        sealing = read_sealing(self)
+        self._put("_sealing", sealing)
+        if sealing is not None:
+            for name in ("residual", "group_size", "block_size"):
+                self._put(name, getattr(sealing, name))
+            return
         for dim, stored in zip(("head_dim", "v_head_dim"), self._formats, strict=True):
             if stored is not None:
                 stored.check_dim(dim, getattr(self, dim))
+
+    @property
+    def sealing(self) -> Sealing | None:
+        """Bits, groups and residual of the formats "kivi2" and "kivi4"; None for others."""
+        found: Sealing | None = self._sealing  # type: ignore[attr-defined]  # set by `_check_formats`
+        return found
+
+    @cached_property
+    def tail(self) -> AttentionSpec | None:
+        """The planes of the newest tokens next to sealed blocks, "key" and "value" in `dtype`; None without a sealing.
+
+        Its window is ``residual + 1``: what a sequence keeps, while queries see the sealed tokens as well.
+        """
+        sealing = self.sealing
+        return None if sealing is None else replace(self.with_format(None), lookahead=0, window=sealing.residual + 1)
 
     @property
     def _formats(self) -> tuple[Format | None, Format | None]:
@@ -194,6 +230,13 @@ class AttentionSpec:
                     f"{name} has {len(factor)} entries; expected a number, or one per key-value head: "
                     f"{self.num_kv_heads}"
                 )
+        if self.sealing is not None:
+            if factor != 1.0:
+                raise UnsupportedOption(
+                    f"{name} is {shown(given)}, but format {self.format!r}, which computes its scales, takes none; "
+                    "leave it out"
+                )
+            return factor
         stored = format_of(self, side)
         if factor != 1.0 and stored is None:
             raise UnsupportedOption(f"{name} is {shown(given)}, but {side}s without a format take none; leave it out")
@@ -223,8 +266,13 @@ class AttentionSpec:
 
         With a format, the last extent counts stored codes. Planes "key_scale" and "value_scale" ``(num_kv_heads,
         groups)`` follow, each if its format computes scales. Planes "key_min" and "key_max" ``(num_kv_heads,
-        head_dim)`` per block, and "label" ``(num_kv_heads, channels)`` come last; they are stored in `dtype`.
+        head_dim)`` per block, and "label" ``(num_kv_heads, channels)`` come last; they are stored in `dtype`. The
+        formats "kivi2" and "kivi4" have "sealed_key", "sealed_value", "sealed_key_scale" and "sealed_value_scale" per
+        block instead, and the planes of `tail`.
         """
+        if self.sealing is not None:
+            assert self.v_head_dim is not None
+            return self.sealing.planes(self.num_kv_heads, self.head_dim, self.v_head_dim, as_dtype(self.dtype))
         return self._stored_planes + summary_planes(
             self.num_kv_heads, self.head_dim, as_dtype(self.dtype), self.key_bounds, self._channels
         )
@@ -276,9 +324,30 @@ class AttentionSpec:
 
     def with_format(self, format: str | None) -> AttentionSpec:
         """Return the same layer, keys and values stored in a format with factors of 1; None for no format."""
-        return replace(self, format=format, value_format=None, key_scale=1.0, value_scale=1.0)
+        return replace(
+            self,
+            format=format,
+            value_format=None,
+            key_scale=1.0,
+            value_scale=1.0,
+            residual=None,
+            group_size=None,
+            block_size=None,
+        )
 
 
 def _part(given: Any, heads: range) -> Any:
     """Return the entries of some heads, if there is one for each."""
     return given[heads.start : heads.stop] if isinstance(given, tuple) else given
+
+
+def sealing_of(spec: Spec) -> Sealing | None:
+    """Return how the blocks of a layer are sealed; None for a spec without sealed blocks."""
+    return spec.sealing if isinstance(spec, AttentionSpec) else None
+
+
+def tail_of(spec: Spec) -> AttentionSpec:
+    """Return the spec of the newest tokens of a layer with sealed blocks."""
+    assert isinstance(spec, AttentionSpec)
+    assert spec.tail is not None
+    return spec.tail

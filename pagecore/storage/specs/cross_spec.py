@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pagecore.errors import UnsupportedOption
 from pagecore.storage.checks import require_int
 from pagecore.storage.specs.attention_spec import AttentionSpec
+from pagecore.storage.specs.sealing import is_sealed_format
 from pagecore.storage.specs.spec import Spec
 
 
@@ -43,6 +44,12 @@ class CrossSpec(AttentionSpec):
             given = getattr(self, name)
             if given is not False and not (isinstance(given, int) and given == 0):
                 raise UnsupportedOption(f"{name} is given, but cross attention sees all encoder tokens; leave it out")
+        for name in ("format", "value_format"):
+            if is_sealed_format(getattr(self, name)):
+                raise UnsupportedOption(
+                    f"{name} is {getattr(self, name)!r}, which seals tokens as newer ones follow, but an encoder's "
+                    "output never grows; use another format, such as 'int4_token'"
+                )
         super().__post_init__()
         if self.max_tokens is not None:
             object.__setattr__(self, "max_tokens", require_int("max_tokens", self.max_tokens))

@@ -98,7 +98,7 @@ def check_block_size(spec: Spec, block_size: int) -> None:
     needed = getattr(spec, "block_size", None)
     if needed is not None and needed != block_size:
         raise ShapeError(
-            f"block_size is {block_size}, but a {type(spec).__name__} has rows for blocks of {needed} tokens; use "
+            f"block_size is {block_size}, but a {type(spec).__name__} is made for blocks of {needed} tokens; use "
             f"block_size={needed}"
         )
 

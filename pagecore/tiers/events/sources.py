@@ -135,6 +135,8 @@ def groups_of(parts: CacheParts) -> tuple[tuple[GroupKind, ...], ...]:
     """Return the groups of each component of the cache's tree, in the order of the components."""
     full, limited = [], []
     for number, group in enumerate(parts.token_groups):
+        if group.is_tail:  # the newest tokens next to sealed blocks, which no prefix has
+            continue
         keys = attended_keys(group.spec)
         is_latent = isinstance(group.spec, LatentSpec)
         if keys.chunk is not None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from pagecore.cache.parts import CacheParts
-from pagecore.errors import DeviceError
+from pagecore.errors import DeviceError, UnsupportedOption
 from pagecore.storage import Plane, Spec, StateSpec
 from pagecore.storage.checks import require_int
 from pagecore.storage.specs.attended import attended_keys
@@ -19,9 +19,14 @@ FIRST_LAYER_MAX = 1 << 20
 
 
 def check_served(parts: CacheParts) -> None:
-    """Raise DeviceError for a cache whose sequences cannot be handed over."""
+    """Raise DeviceError or UnsupportedOption for a cache whose sequences cannot be handed over."""
     if parts.device == "none":
         raise DeviceError("the cache has device='none' and stores no bytes to hand over; make it with device='cpu'")
+    if parts.seals_blocks:
+        raise UnsupportedOption(
+            "the cache has sealed blocks (format kivi2 or kivi4), which a hand-over does not move; use another format, "
+            "such as 'int4_token'"
+        )
 
 
 def describe(parts: CacheParts, first_layer: int | None = None) -> Geometry:

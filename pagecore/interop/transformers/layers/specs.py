@@ -11,6 +11,7 @@ from pagecore.models.families.registry import FAMILIES
 from pagecore.models.layer_types import FULL, SLIDING
 from pagecore.models.layers.unsupported import UNATTENDED_TYPES, unsupported_layers
 from pagecore.storage import Alias, AttentionSpec, LatentSpec, RowSpec, StateSpec
+from pagecore.storage.specs.sealing import format_of_layer
 
 _READ = {name: family for name, family in FAMILIES.items() if family.states is None}
 # Rotary embeddings whose angles depend on the length of the text: keys that they rotated serve no other text.
@@ -68,7 +69,14 @@ def attention_specs(
     kv_heads = 1 if _given(config, "multi_query") else own or _given(config, "num_key_value_heads") or heads
     head_dim = _given(config, "head_dim") or _number(config, "hidden_size") // heads
     return [
-        AttentionSpec(kv_heads, head_dim, dtype=dtype, window=window, num_query_heads=heads, format=format)
+        AttentionSpec(
+            kv_heads,
+            head_dim,
+            dtype=dtype,
+            window=window,
+            num_query_heads=heads,
+            format=format_of_layer(format, window),
+        )
         for window in windows
     ]
 

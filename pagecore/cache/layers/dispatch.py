@@ -1,0 +1,20 @@
+"""The operations of a layer, by its spec: the only place that decides by the kind of a spec."""
+
+from __future__ import annotations
+
+from pagecore.cache.layers.operations import AttentionOps, CrossOps, LatentOps, LayerOps, StoredOps
+from pagecore.cache.layers.sealed import SealedOps
+from pagecore.storage import AttentionSpec, CrossSpec, LatentSpec, Spec
+from pagecore.storage.specs.attention_spec import sealing_of
+from pagecore.storage.specs.spec import stores_key_and_value
+
+
+def layer_ops(spec: Spec, device: str) -> LayerOps:
+    """Return the operations of a spec on a device of `PagedKVCache`, "none" included."""
+    if isinstance(spec, LatentSpec):
+        return LatentOps(spec, device)
+    if isinstance(spec, CrossSpec):
+        return CrossOps(spec, device)
+    if isinstance(spec, AttentionSpec) and sealing_of(spec) is not None:
+        return SealedOps(spec, device)
+    return AttentionOps(spec, device) if stores_key_and_value(spec) else StoredOps(spec)

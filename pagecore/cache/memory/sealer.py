@@ -1,0 +1,62 @@
+"""Sealer: the call that quantises blocks of a paged cache when a commit seals them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Listed
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagecore.cache.layers.groups import Group, Layer
+from pagecore.cache.layers.sealed import blocks_of
+from pagecore.cache.memory.store import Store
+from pagecore.ops import seal_kv
+from pagecore.storage import AttentionSpec
+
+
+class Sealer:
+    """Quantises the newest tokens of whole blocks to sealed blocks, in all layers of each group.
+
+    Parameters
+    ----------
+    store : Store
+    groups : list of Group
+        Groups of the cache.
+    pairs : list of (int, int)
+        Number of each tail, and of its group of sealed blocks.
+    stream : callable
+        Returns the stream of the last step; None on the host.
+    """
+
+    def __init__(
+        self, store: Store, groups: Listed[Group], pairs: Iterable[tuple[int, int]], stream: Callable[[], Any]
+    ) -> None:
+        self._store = store
+        self._places: list[tuple[int, int, AttentionSpec]] = []
+        for tail, sealed in pairs:
+            spec = groups[sealed].spec
+            assert isinstance(spec, AttentionSpec)
+            self._places.append((tail, sealed, spec))
+        self._stream = stream
+
+    def __call__(self, blocks: list[NDArray[np.int32]]) -> None:
+        """Seal pairs of blocks (tail, sealed) of each tail."""
+        stream = self._stream()
+        self._store.await_arrivals()
+        for (tail, sealed, spec), pairs in zip(self._places, blocks, strict=True):
+            newest, target = self._store.pools[tail], self._store.pools[sealed]
+            for layer in range(newest.num_layers):
+                seal_kv(
+                    newest.plane("key", layer),
+                    newest.plane("value", layer),
+                    blocks_of(target, layer, spec),
+                    pairs,
+                    stream=stream,
+                )
+
+
+def sealed_groups(layers: Iterable[Layer]) -> dict[int, int]:
+    """Return the group of sealed blocks by the group of its newest tokens, in the order of the latter."""
+    return dict(sorted({(layer.group, layer.sealed_group) for layer in layers if layer.sealed_group is not None}))

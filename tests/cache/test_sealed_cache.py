@@ -1,0 +1,339 @@
+"""Caches with sealed blocks: which blocks a commit seals, what it releases, and what is refused."""
+
+import numpy as np
+import pytest
+
+from pagecore import (
+    AttentionSpec,
+    CrossSpec,
+    OutOfBlocks,
+    PagedKVCache,
+    ShapeError,
+    StateSpec,
+    StaticKVCache,
+    SwapSpace,
+    TensorParallel,
+    UnsupportedDtype,
+    UnsupportedOption,
+)
+from tests.cache.hybrid_models import CONV
+from tests.cache.sealing import as_read, sealed_after
+from tests.cache.swaps import poison
+from tests.ops import kivi_twin
+from tests.reference.dense import dense_attention
+
+BLOCK, RESIDUAL = 32, 40
+SPEC = AttentionSpec(2, 64, 32, dtype="float32", num_query_heads=4, format="kivi2", residual=RESIDUAL)
+
+
+def numbers(seed, tokens, heads, dim):
+    return np.random.default_rng(seed).normal(size=(tokens, heads, dim)).astype(np.float32)
+
+
+class Driver:
+    """A cache of one or more layers, and all keys and values of its sequences."""
+
+    def __init__(self, spec=SPEC, layers=1, num_blocks=12, **options):
+        self.spec = spec
+        self.cache = PagedKVCache(spec, num_layers=layers, block_size=BLOCK, num_blocks=num_blocks, **options)
+        self.stored = {}
+        self.seed = 0
+
+    def add(self, ids=()):
+        sequence = self.cache.add_sequence(ids)
+        assert sequence.num_cached_tokens == 0
+        self.stored[sequence] = [[np.zeros((0, 2, dim)) for dim in (64, 32)] for _ in range(self.cache.num_layers)]
+        return sequence
+
+    def step(self, sequence, count, accepted=None):
+        """Compute `count` tokens, and compare the attention of every layer."""
+        batch = self.cache.prepare([sequence], count)
+        poison(self.cache, np.nan)
+        start, sealed = sequence.num_computed_tokens, sequence.num_sealed_tokens
+        for layer, stored in enumerate(self.stored[sequence]):
+            self.seed += 1
+            new = [numbers((self.seed, part), count, 2, dim) for part, dim in enumerate((64, 32))]
+            stored[:] = [np.concatenate([old[:start], more]) for old, more in zip(stored, new, strict=True)]
+            self.cache.write(layer, *new, batch)
+            query = numbers((self.seed, 2), count, 4, 64)
+            keys, values = as_read(self.spec, *stored, sealed, BLOCK)
+            found = self.cache.attend(layer, query, batch)
+            np.testing.assert_allclose(found, dense_attention(query, keys, values), rtol=0, atol=3e-5)
+        self.cache.commit(batch, accepted)
+        self.cache.check_invariants()
+
+    def used(self):
+        return [len(np.unique(table.numpy())) - 1 for table in map(self.cache.block_table, range(2))]
+
+
+@pytest.mark.parametrize("count", [1, 7, 32, 33, 150])
+def test_commits_seal_the_blocks_that_newer_tokens_follow(count):
+    driver, sealed = Driver(layers=2), 0
+    sequence = driver.add()
+    if count == 1:
+        driver.step(sequence, 130)
+    while sequence.num_computed_tokens < 200:
+        driver.step(sequence, count)
+        length = sequence.num_computed_tokens
+        sealed = sealed_after(length, sealed, RESIDUAL, BLOCK)
+        assert sequence.num_sealed_tokens == sealed
+        whole = -(-length // BLOCK)
+        assert driver.used() == [whole, whole - sealed // BLOCK]
+        assert driver.cache.held_from(sequence, 1) == sealed
+
+
+@pytest.mark.parametrize(("keys", "values"), [("kivi2", "kivi2"), ("kivi4", "kivi4"), ("kivi4", "kivi2")])
+@pytest.mark.parametrize("layout", [None, "LBNHD", "BLHND"])
+def test_sealed_planes_have_the_codes_of_kivi(keys, values, layout):
+    spec = AttentionSpec(
+        2, 64, 32, dtype="bfloat16", num_query_heads=4, format=keys, value_format=values, residual=0, group_size=16
+    )
+    cache = PagedKVCache(spec, num_layers=2, block_size=BLOCK, num_blocks=6, layout=layout)
+    sequence = cache.add_sequence([])
+    batch = cache.prepare([sequence], 2 * BLOCK)
+    new = [numbers(part, 2 * BLOCK, 2, dim) for part, dim in enumerate((64, 32))]
+    cache.write(1, *new, batch)
+    newest = [cache.plane(name, 1).numpy().copy() for name in ("key", "value")]
+    slots = batch.group(1).slot_mapping.numpy()[::BLOCK] // BLOCK
+    cache.commit(batch)
+    planes = {name: cache.plane(f"sealed_{name}", 1).numpy() for name in ("key", "value", "key_scale", "value_scale")}
+    for index, block in enumerate(slots):
+        at = cache.block_table(0).numpy()[sequence.row, index]
+        words, scales = kivi_twin.quantize(np.ascontiguousarray(newest[0][block]).swapaxes(0, 1), keys, -2, 16)
+        np.testing.assert_array_equal(planes["key"][at].reshape(words.shape), words)
+        np.testing.assert_array_equal(planes["key_scale"][at].reshape(scales.shape), scales)
+        words, scales = kivi_twin.quantize(np.ascontiguousarray(newest[1][block].swapaxes(0, 1)), values, -1, 16)
+        np.testing.assert_array_equal(planes["value"][at].reshape(words.shape), words)
+        np.testing.assert_array_equal(planes["value_scale"][at].reshape(scales.shape), scales)
+
+
+def test_rejected_tokens_are_not_sealed():
+    driver = Driver()
+    sequence = driver.add()
+    driver.step(sequence, 70)
+    driver.step(sequence, 10, accepted=[1])
+    assert sequence.num_sealed_tokens == 0
+    driver.step(sequence, 1)
+    assert sequence.num_sealed_tokens == BLOCK
+
+
+def test_an_abandoned_step_seals_nothing():
+    driver = Driver()
+    sequence = driver.add()
+    driver.step(sequence, 50)
+    driver.cache.abandon(driver.cache.prepare([sequence], 100))
+    assert (sequence.num_sealed_tokens, driver.used()) == (0, [2, 2])
+    driver.step(sequence, 100)
+
+
+def test_a_commit_whose_quantisation_fails_changes_nothing(monkeypatch):
+    driver = Driver()
+    sequence = driver.add()
+    batch = driver.cache.prepare([sequence], 100)
+
+    def fail(*_, **__):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pagecore.cache.memory.sealer.seal_kv", fail)
+        with pytest.raises(MemoryError):
+            driver.cache.commit(batch)
+    assert batch.in_flight
+    assert sequence.num_computed_tokens == sequence.num_sealed_tokens == 0
+    driver.cache.commit(batch)
+    assert sequence.num_sealed_tokens == BLOCK
+
+
+def test_truncation_keeps_sealed_blocks_whole():
+    driver = Driver(num_blocks=16)
+    sequence = driver.add()
+    driver.step(sequence, 150)
+    assert sequence.num_sealed_tokens == 96
+    driver.cache.truncate(sequence, 100)
+    driver.step(sequence, 3)
+    driver.cache.truncate(sequence, 97)
+    assert (sequence.num_sealed_tokens, sequence.num_computed_tokens) == (96, 97)
+    driver.step(sequence, 20)
+    message = "length is 70, but the first 96 tokens .* give 64, a multiple of block_size, or 96 or more"
+    with pytest.raises(UnsupportedOption, match=message):
+        driver.cache.truncate(sequence, 70)
+    driver.cache.truncate(sequence, 64)
+    assert (sequence.num_sealed_tokens, driver.used()) == (64, [2, 0])
+    driver.step(sequence, 60)
+    driver.cache.truncate(sequence, 0)
+    driver.step(sequence, 40)
+
+
+def test_forks_seal_shared_blocks_to_equal_bytes():
+    driver = Driver(num_blocks=20)
+    parent = driver.add()
+    driver.step(parent, 90)
+    child = driver.cache.fork(parent)
+    driver.stored[child] = [list(stored) for stored in driver.stored[parent]]
+    for count in (3, 60, 1):
+        driver.step(parent, count)
+        driver.step(child, count + 4)
+    tables = [driver.cache.block_table(0).numpy()[sequence.row] for sequence in (parent, child)]
+    assert (tables[0][:2] == tables[1][:2]).all()
+    assert tables[0][2] != tables[1][2]
+
+
+def test_two_forks_seal_a_shared_block_in_one_commit():
+    driver = Driver()
+    parent = driver.add()
+    driver.step(parent, 70)
+    child = driver.cache.fork(parent)
+    batch = driver.cache.prepare([parent, child], 4)
+    rows = [numbers(part, 8, 2, dim) for part, dim in enumerate((64, 32))]
+    driver.cache.write(0, *rows, batch)
+    driver.cache.commit(batch)
+    assert batch.sealed_blocks(0).shape == (1, 2)
+    assert parent.num_sealed_tokens == child.num_sealed_tokens == BLOCK
+    driver.cache.check_invariants()
+
+
+def test_a_cache_without_bytes_lists_what_its_owner_seals():
+    cache = PagedKVCache([AttentionSpec(2, 64), SPEC], block_size=BLOCK, num_blocks=9, device="none")
+    sequence = cache.add_sequence([])
+    batch = cache.prepare([sequence], 100)
+    tail = batch.group(1).slot_mapping.numpy()[::BLOCK] // BLOCK
+    sealed = cache.block_table(1).numpy()[sequence.row]
+    cache.commit(batch)
+    assert batch.sealed_blocks(1).tolist() == [[tail[0], sealed[0]]]
+    assert batch.sealed_blocks(0).shape == (0, 2)
+    cache.commit(cache.prepare([sequence], 1))
+
+
+def test_prefixes_are_reused_up_to_the_sealed_blocks():
+    driver = Driver(num_blocks=20)
+    first = driver.add(range(150))
+    driver.step(first, 150)
+    assert driver.cache.match_length(range(200)) == first.num_sealed_tokens == 96
+    second = driver.cache.add_sequence(range(120))
+    assert (second.num_cached_tokens, second.num_sealed_tokens, driver.used()) == (96, 96, [5, 2])
+    driver.stored[second] = [[side[:96] for side in stored] for stored in driver.stored[first]]
+    driver.step(second, 24)
+    driver.step(second, 80)
+
+
+def test_a_removed_sequence_leaves_all_of_its_whole_blocks():
+    driver = Driver(num_blocks=20)
+    first = driver.add(range(150))
+    driver.step(first, 150)
+    stored = driver.stored.pop(first)
+    driver.cache.remove(first)
+    assert (driver.cache.match_length(range(200)), driver.used()) == (128, [0, 0])
+    second = driver.cache.add_sequence(range(200))
+    driver.stored[second] = [[side[:128] for side in each] for each in stored]
+    driver.step(second, 72)
+
+
+def test_windows_next_to_sealed_blocks_keep_what_a_prefix_needs():
+    layers = [AttentionSpec(2, 64, dtype="float32", num_query_heads=4, window=20), SPEC]
+    cache = PagedKVCache(layers, block_size=BLOCK, num_blocks=12)
+    with cache.add_sequence(range(150)) as sequence:
+        for count in (120, 10, 20):
+            batch = cache.prepare([sequence], count)
+            for layer, dim in enumerate((64, 32)):
+                cache.write(layer, numbers(0, count, 2, 64), numbers(1, count, 2, dim), batch)
+            cache.commit(batch)
+            assert cache.match_length(range(200)) == sequence.num_sealed_tokens > 0
+            assert cache.held_from(sequence, 0) == (sequence.num_sealed_tokens - 19) // BLOCK * BLOCK
+    assert cache.match_length(range(200)) == 128
+
+
+def test_swapped_sequences_continue_bit_for_bit():
+    driver = Driver(num_blocks=12)
+    sequence = driver.add(range(200))
+    driver.step(sequence, 110)
+    space = SwapSpace(driver.cache, num_blocks=8)
+    driver.cache.swap_out([sequence], space)
+    driver.cache.clear_prefix_cache()
+    poison(driver.cache, np.nan)
+    other = driver.add()
+    driver.step(other, 33)
+    driver.cache.swap_in([sequence])
+    assert sequence.num_sealed_tokens == 64
+    driver.step(sequence, 60)
+    with pytest.raises(UnsupportedDtype, match="int32"):
+        SwapSpace(driver.cache, num_blocks=8, dtype="float16")
+
+
+def test_a_tail_needs_room_for_residual_and_step_alone():
+    driver = Driver(num_blocks=[40, 5])  # 4 blocks: 40 + 31 + 57 tokens
+    sequence = driver.add()
+    assert driver.cache.max_length == 39 * BLOCK
+    assert driver.cache.max_step_tokens == 57
+    for _ in range(12):
+        driver.step(sequence, 57)
+    with pytest.raises(OutOfBlocks, match="in group 1"):
+        driver.cache.prepare([sequence], 100)
+    assert driver.cache.shortage([sequence], 500, step_tokens=57) == 0
+
+
+def test_a_memory_is_divided_by_what_both_groups_need():
+    cache = PagedKVCache(SPEC, num_layers=4, block_size=BLOCK, memory="64MiB", max_tokens_per_sequence=4096)
+    sealed, tail = cache.num_blocks
+    assert sealed > 4 * tail
+    spec_bytes = [sum(plane.nbytes for plane in SPEC.planes), sum(p.nbytes for p in SPEC.tail.planes) * BLOCK]
+    assert cache.nbytes == 4 * sum(n * size for n, size in zip(cache.num_blocks, spec_bytes, strict=True))
+    assert 0.9 * 2**26 < cache.nbytes <= 2**26
+
+
+def test_ranks_share_heads():
+    part = TensorParallel(1, 2).shard(SPEC)
+    assert (part.num_kv_heads, part.num_query_heads, part.residual, part.format) == (1, 2, RESIDUAL, "kivi2")
+    assert PagedKVCache(SPEC, block_size=BLOCK, num_blocks=4, parallel=TensorParallel(1, 2)).num_groups == 2
+
+
+def test_bytes_of_the_formats():
+    for name, bits in (("kivi2", 3), ("kivi4", 5)):
+        spec = AttentionSpec(8, 128, format=name)
+        assert sum(plane.nbytes for plane in spec.planes) * 8 == 2 * 32 * 8 * 128 * bits
+        assert (spec.residual, spec.group_size, spec.block_size) == (128, 32, 32)
+        assert spec.tail.window == 129
+        assert spec.with_format(None) == AttentionSpec(8, 128)
+
+
+WRONG = {
+    "a window": ({"window": 64}, UnsupportedOption, "window is given, but format 'kivi2'"),
+    "a chunk": ({"chunk": 64}, UnsupportedOption, "chunk is given"),
+    "bounds": ({"key_bounds": True}, UnsupportedOption, "key_bounds is given"),
+    "labels": ({"label_channels": [[0], [1]]}, UnsupportedOption, "label_channels is given"),
+    "a factor": ({"key_scale": 2.0}, UnsupportedOption, "computes its scales"),
+    "plain values": ({"value_format": "int8_token"}, UnsupportedOption, "use one of them for both"),
+    "plain keys": ({"format": None, "value_format": "kivi4"}, UnsupportedOption, "keys have format None"),
+    "a lookahead": ({"lookahead": 9, "residual": 8}, ShapeError, "residual of at least the lookahead"),
+    "a residual": ({"residual": -1}, ShapeError, "residual is -1"),
+    "a group": ({"group_size": 8}, ShapeError, "group_size is 8"),
+    "a block": ({"block_size": 40}, ShapeError, "block_size is 40, not a multiple of group_size, 32"),
+    "a dim": ({"head_dim": 72}, ShapeError, "head_dim is 72"),
+    "a value dim": ({"v_head_dim": 48}, ShapeError, "v_head_dim is 48, not a multiple of group_size"),
+    "no format": ({"format": "int8_token", "residual": 64}, UnsupportedOption, "residual is 64, but only"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_specs_that_cannot_be_sealed_are_refused(name):
+    options, error, message = WRONG[name]
+    with pytest.raises(error, match=message):
+        AttentionSpec(**{"num_kv_heads": 2, "head_dim": 64, "format": "kivi2", **options})
+
+
+def test_caches_that_cannot_be_served_are_refused():
+    with pytest.raises(ShapeError, match="block_size is 16, but a AttentionSpec is made for blocks of 32 tokens"):
+        PagedKVCache(SPEC, num_blocks=9)
+    other = AttentionSpec(1, 64, format="kivi4", residual=64)
+    with pytest.raises(UnsupportedOption, match="residuals 40, 64"):
+        PagedKVCache([SPEC, other], block_size=BLOCK, num_blocks=9)
+    with pytest.raises(UnsupportedOption, match="keep states"):
+        PagedKVCache([SPEC, StateSpec((CONV,))], block_size=BLOCK, num_blocks=9, num_states=4)
+    with pytest.raises(UnsupportedOption, match="StaticKVCache does not have"):
+        StaticKVCache(SPEC, max_length=64)
+    with pytest.raises(UnsupportedOption, match="an encoder's output never grows"):
+        CrossSpec(2, 64, format="kivi2")
+    cache = PagedKVCache(SPEC, block_size=BLOCK, num_blocks=9)
+    sequence = cache.add_sequence(range(64))
+    cache.commit(cache.prepare([sequence], 64))
+    with pytest.raises(UnsupportedOption, match="sealed blocks, whose tokens cannot move"):
+        cache.compact(sequence, [0, 1])

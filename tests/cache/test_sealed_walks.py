@@ -1,0 +1,265 @@
+"""Random walks of operations on caches with sealed blocks: queries see the plain tail, and sealed blocks as quantised.
+
+Key and value of a token are computed from all ids before it, so that reusing a block for another prefix is detected.
+"""
+
+import numpy as np
+import pytest
+
+from pagecore import AttentionSpec, PagedKVCache, SwapSpace, UnsupportedOption
+from tests.cache.sealing import as_read, sealed_after
+from tests.cache.swaps import poison
+from tests.cache.test_prefix_machine import Twin
+from tests.cache.tree_rules import DraftTree, segments
+from tests.faults import is_full
+from tests.reference.dense import dense_attention, limits_of
+from tests.reference.trees import ancestors
+
+BLOCK = 16
+BITS = "010011010001101110100101" * 4
+
+
+def sealed(residual, heads=1, dims=(16, 32), group=16, **options):
+    options = {"format": "kivi2", "group_size": group, "block_size": BLOCK, **options}
+    return AttentionSpec(heads, *dims, dtype="float32", num_query_heads=2, residual=residual, **options)
+
+
+FULL = AttentionSpec(1, 8, dtype="float32", num_query_heads=2)
+WINDOWED = AttentionSpec(1, 8, 4, dtype="float32", num_query_heads=2, window=9)
+MODELS = {
+    "alone": ([sealed(20)], [9, 7]),
+    "no residual": ([sealed(0, 2, softcap=3.0)], [9, 5]),
+    "mixed bits": ([sealed(5, format="kivi4", value_format="kivi2", scale=0.3, sinks=[0.5, -1.0])], [8, 6]),
+    "two layers and a plain one": ([sealed(16), FULL, sealed(16)], [8, 8, 6]),
+    "two groups": ([sealed(7), sealed(7, 2, (32, 16), format="kivi4")], [9, 8, 6, 7]),
+    "a window": ([WINDOWED, sealed(9)], [7, 9, 6]),
+}
+
+
+class SealedTwin(Twin):
+    """Model of one sequence, with its number of sealed tokens."""
+
+    sealed = 0
+
+    def cut(self, length):
+        super().cut(length)
+        self.sealed = min(self.sealed, self.computed)
+
+    def copy(self):
+        twin = SealedTwin(self.namespace, self.ids)
+        twin.known, twin.computed, twin.sealed = self.known, self.computed, self.sealed
+        return twin
+
+
+class Walk:
+    """A cache, the models of its sequences, and one method for each operation."""
+
+    def __init__(self, model, seed, scrub):
+        self.layers, blocks = MODELS[model]
+        sizes = {"block_size": BLOCK, "num_blocks": blocks, "max_sequences": 5, "max_tokens_per_sequence": 112}
+        self.cache = PagedKVCache(self.layers, scrub=scrub, **sizes)
+        self.residual = next(spec.residual for spec in self.layers if spec.residual is not None)
+        self.space = SwapSpace(self.cache, num_blocks=9)
+        self.random = np.random.default_rng(seed)
+        self.twins = {}
+
+    def resident(self):
+        return [sequence for sequence in self.twins if not sequence.is_swapped]
+
+    def pick(self, among, most=1):
+        count = self.random.integers(1, min(most, len(among)) + 1)
+        return [among[i] for i in self.random.permutation(len(among))[:count]]
+
+    def poison(self):
+        if not self.cache.scrub:
+            poison(self.cache, np.nan)
+
+    # -- operations ----------------------------------------------------------------------------------------------
+
+    def add(self):
+        if len(self.resident()) == 5:
+            return
+        ids = [int(bit) for bit in BITS[: self.random.integers(0, 91)]]
+        stray = self.random.integers(0, 200)
+        if stray < len(ids):
+            ids[stray] = 2
+        expected = self.cache.match_length(ids)
+        sequence = self.cache.add_sequence(ids)
+        twin = self.twins[sequence] = SealedTwin(None, ids)
+        twin.computed = twin.sealed = sequence.num_cached_tokens
+        assert twin.computed == expected <= max(0, len(ids) - 1)
+
+    def prepared(self, sequences, counts, **options):
+        """Return the batch of a step; None, with nothing changed, if blocks are short."""
+        room = self.cache.max_tokens_per_sequence
+        if any(self.twins[each].computed + count > room for each, count in zip(sequences, counts, strict=True)):
+            return None
+        lacks, before = self.cache.shortage(sequences, counts), self.cache.stats()
+        batch = self.cache.try_prepare(sequences, counts, **options)
+        assert (batch is None) == (lacks > 0)
+        if batch is None:
+            assert self.cache.stats() == before
+        else:
+            self.poison()
+        return batch
+
+    def step(self):
+        if not self.resident():
+            return
+        sequences = self.pick(self.resident(), most=3)
+        twins = [self.twins[sequence] for sequence in sequences]
+        counts = [int(self.random.choice([max(0, twin.known - twin.computed), 1, 3, 17, 40])) for twin in twins]
+        batch = self.prepared(sequences, counts)
+        if batch is None:
+            return
+        if self.random.random() < 0.1:
+            self.cache.abandon(batch)
+            return
+        self.forward(batch, segments(twins, counts))
+        rejects = self.random.random() < 0.2
+        accepted = [int(self.random.integers(0, count + 1)) for count in counts] if rejects else counts
+        is_late = self.random.random() < 0.3
+        if not is_late:
+            self.learn(sequences, accepted)
+        self.cache.commit(batch, accepted if rejects else None)
+        for twin, count, kept in zip(twins, counts, accepted, strict=True):
+            twin.accept(count, kept)
+            twin.sealed = sealed_after(twin.computed, twin.sealed, self.residual, BLOCK)
+        if is_late:
+            self.learn(sequences, [0] * len(sequences))
+
+    def verify(self):
+        """Compute a tree of drafts, and accept one of its paths."""
+        if not self.resident():
+            return
+        (sequence,) = self.pick(self.resident())
+        twin = self.twins[sequence]
+        parents = [int(self.random.integers(-1, at)) for at in range(int(self.random.integers(1, 6)))]
+        if twin.known > twin.computed:
+            return
+        batch = self.prepared([sequence], [len(parents)], parents=[parents])
+        if batch is None:
+            return
+        tree = DraftTree.of(twin, parents, [int(each) for each in self.random.integers(0, 2, len(parents))])
+        self.forward(batch, segments([twin], [len(parents)], [tree]))
+        end = int(self.random.integers(-1, len(parents)))
+        path = [] if end < 0 else ancestors(parents, end)
+        self.cache.commit(batch, accepted_path=[path])
+        moves = bool(path) and path[-1] >= len(path)
+        length = twin.computed + (min(len(path), self.residual) if moves else len(path))
+        twin.ids = twin.continued([tree.ids[at] for at in path]).ids
+        twin.known = min(twin.known, twin.computed) if len(path) < len(parents) else twin.known
+        twin.computed += len(path)
+        twin.sealed = sealed_after(length, twin.sealed, self.residual, BLOCK)
+        self.learn([sequence], [0])
+
+    def forward(self, batch, chains):
+        """Write and attend at every layer, and compare with float64 over what the cache holds."""
+        for layer, spec in enumerate(self.layers):
+            new = [twin.stored(layer, spec, start, start + n) for twin, start, n in chains]
+            key, value = (np.concatenate(sides) for sides in zip(*new, strict=True))
+            query = self.random.normal(size=(len(key), spec.num_query_heads, spec.head_dim)).astype(np.float32)
+            self.cache.write(layer, key, value, batch)
+            found, first = self.cache.attend(layer, query, batch), 0
+            for twin, start, n in chains:
+                keys, values = twin.stored(layer, spec, 0, start + n)
+                if spec.sealing is not None:
+                    keys, values = as_read(spec, keys, values, twin.sealed, BLOCK)
+                options = {"scale": spec.scale, "softcap": spec.softcap, "sinks": spec.sinks}
+                expected = dense_attention(query[first : first + n], keys, values, **limits_of(spec), **options)
+                np.testing.assert_allclose(found[first : first + n], expected, rtol=0, atol=5e-5)
+                first += n
+
+    def learn(self, sequences, counts):
+        """Return the ids of tokens that are computed or in flight."""
+        for sequence, count in zip(sequences, counts, strict=True):
+            twin = self.twins[sequence]
+            end = max(twin.known, twin.computed + count)
+            if end > twin.known:
+                self.cache.append_tokens(sequence, twin.planned(end)[twin.known :])
+                twin.known = end
+
+    def truncate(self):
+        if not self.resident():
+            return
+        (sequence,) = self.pick(self.resident())
+        twin = self.twins[sequence]
+        length = int(
+            self.random.choice([twin.length, max(0, twin.length - 5), twin.length // 32 * 16, twin.length // 2])
+        )
+        is_inside = min(length, twin.computed) < twin.sealed and min(length, twin.computed) % BLOCK > 0
+        try:
+            self.cache.truncate(sequence, length)
+        except UnsupportedOption:
+            assert is_inside or WINDOWED in self.layers
+            return
+        assert not is_inside
+        twin.cut(length)
+        twin.ids = [*twin.ids[: twin.length], int(self.random.integers(3, 5))]
+
+    def fork(self):
+        if self.resident() and len(self.resident()) < 5:
+            (parent,) = self.pick(self.resident())
+            self.twins[self.cache.fork(parent)] = self.twins[parent].copy()
+
+    def reorder(self):
+        if self.resident():
+            sequences = self.pick(self.resident(), most=3)
+            parents = [self.pick(self.resident())[0] for _ in sequences]
+            self.cache.reorder(sequences, parents)
+            copies = [self.twins[parent].copy() for parent in parents]
+            self.twins.update(zip(sequences, copies, strict=True))
+
+    def swap_out(self):
+        if self.resident():
+            self.cache.try_swap_out(self.pick(self.resident(), most=2), self.space)
+
+    def swap_in(self):
+        swapped = [sequence for sequence in self.twins if sequence.is_swapped]
+        if swapped and self.cache.try_swap_in(self.pick(swapped)):
+            self.poison()
+
+    def remove(self):
+        if self.twins:
+            (sequence,) = self.pick(list(self.twins))
+            self.cache.remove(sequence)
+            del self.twins[sequence]
+
+    def clear(self):
+        self.cache.clear_prefix_cache()
+
+    # -- checks --------------------------------------------------------------------------------------------------
+
+    def check(self):
+        self.cache.check_invariants()
+        stats = self.cache.stats()
+        assert stats.num_free_blocks + stats.num_used_blocks + stats.num_evictable_blocks == stats.num_blocks
+        for sequence, twin in self.twins.items():
+            assert sequence.tokens.tolist() == twin.ids[: twin.known]
+            assert (sequence.num_computed_tokens, sequence.num_sealed_tokens) == (twin.computed, twin.sealed)
+            if not sequence.is_swapped:
+                tail = self.cache.group_of(next(i for i, spec in enumerate(self.layers) if spec.sealing is not None))
+                assert self.cache.held_from(sequence, tail) == twin.sealed
+
+    def end(self):
+        for sequence in self.twins:
+            self.cache.remove(sequence)
+        self.cache.clear_prefix_cache()
+        stats = self.cache.stats()
+        assert stats.num_free_blocks == stats.num_blocks
+
+
+WEIGHTS = {"add": 3, "step": 12, "verify": 1, "truncate": 2, "fork": 1, "reorder": 1, "swap_out": 1, "swap_in": 2}
+WEIGHTS |= {"remove": 2, "clear": 0.3}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_random_operations(model):
+    for seed in range(20 if is_full() else 2):
+        walk = Walk(model, seed, scrub=seed % 2 == 1)
+        chances = np.array(list(WEIGHTS.values())) / sum(WEIGHTS.values())
+        for name in walk.random.choice(list(WEIGHTS), 150, p=chances):
+            getattr(walk, name)()
+            walk.check()
+        walk.end()
