@@ -15,6 +15,7 @@ from pagecore.arrays.dtypes.formats import FORMATS
 from pagecore.errors import UnsupportedDtype, UnsupportedOption
 from pagecore.models.config_files.fields import Fields, shown
 from pagecore.storage import AttentionSpec, LatentSpec
+from pagecore.storage.specs.sealing import format_of_layer
 from pagecore.storage.specs.spec import CACHE_DTYPES
 
 __all__ = ["quantization_of", "requested_format", "stored_dtype", "with_value_format"]
@@ -108,7 +109,11 @@ def with_value_format(specs: Iterable[Any], value_format: str | None, who: str) 
     given = list(specs)
     if value_format is None:
         return given
-    attending = {spec: replace(spec, value_format=value_format) for spec in given if isinstance(spec, AttentionSpec)}
+    attending = {
+        spec: replace(spec, value_format=format_of_layer(value_format, spec.window or spec.chunk))
+        for spec in given
+        if isinstance(spec, AttentionSpec)
+    }
     has_latents = any(isinstance(spec, LatentSpec) for spec in given)
     if has_latents or not attending:
         raise UnsupportedOption(

@@ -16,6 +16,8 @@ from pagecore import (
     UnsupportedDtype,
     UnsupportedOption,
 )
+from pagecore.tiers.handover.geometry import check_served
+from pagecore.tiers.host.tier import HostTier
 from tests.cache.hybrid_models import CONV
 from tests.cache.sealing import as_read, sealed_after
 from tests.cache.swaps import poison
@@ -192,6 +194,18 @@ def test_two_forks_seal_a_shared_block_in_one_commit():
     driver.cache.check_invariants()
 
 
+def test_shared_lengths_count_sealed_tokens():
+    driver = Driver(num_blocks=20)
+    first = driver.add(range(150))
+    driver.step(first, 100)
+    second = driver.cache.fork(first)
+    assert driver.cache.shared_length([first, second]) == first.num_sealed_tokens == 32
+    assert driver.cache.shared_length([first, second], 1) == 0
+    driver.step(first, 50)
+    assert driver.cache.shared_length([first, second]) == 32
+    assert driver.cache.shared_length([first]) == 96
+
+
 def test_a_cache_without_bytes_lists_what_its_owner_seals():
     cache = PagedKVCache([AttentionSpec(2, 64), SPEC], block_size=BLOCK, num_blocks=9, device="none")
     sequence = cache.add_sequence([])
@@ -332,7 +346,13 @@ def test_caches_that_cannot_be_served_are_refused():
         StaticKVCache(SPEC, max_length=64)
     with pytest.raises(UnsupportedOption, match="an encoder's output never grows"):
         CrossSpec(2, 64, format="kivi2")
+    with pytest.raises(UnsupportedOption, match="seal_kv runs on the host"):
+        PagedKVCache(SPEC, block_size=BLOCK, num_blocks=9, device="cuda")
     cache = PagedKVCache(SPEC, block_size=BLOCK, num_blocks=9)
+    with pytest.raises(UnsupportedOption, match="which a host tier does not hold"):
+        HostTier(cache, num_blocks=9)
+    with pytest.raises(UnsupportedOption, match="which a hand-over does not move"):
+        check_served(cache._parts)
     sequence = cache.add_sequence(range(64))
     cache.commit(cache.prepare([sequence], 64))
     with pytest.raises(UnsupportedOption, match="sealed blocks, whose tokens cannot move"):

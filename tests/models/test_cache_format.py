@@ -170,3 +170,13 @@ def test_a_format_of_values_that_cannot_be_is_refused(config, value_format, reas
     given = Path(__file__).parent / config if isinstance(config, str) else config
     with pytest.raises(UnsupportedOption, match=reason):
         specs_from_config(given, value_format=value_format)
+
+
+def test_sealed_formats_leave_layers_with_windows_plain():
+    config = PUBLISHED["gemma-3-1b"]
+    for values in (None, "kivi4"):
+        specs = specs_from_config(config, format="kivi2", value_format=values)
+        assert {(spec.window, spec.format, spec.value_format) for spec in specs} == {
+            (512, None, None),
+            (None, "kivi2", values),
+        }

@@ -15,7 +15,6 @@ from typing import Any
 from pagecore.cache.layers.inputs import BatchGroup, StepInputs
 from pagecore.cache.layers.operations import AttentionOps
 from pagecore.cache.layers.selection import num_listed
-from pagecore.errors import UnsupportedOption
 from pagecore.ops import SealedBlocks
 from pagecore.storage import AttentionSpec, KVPool
 from pagecore.storage.specs.sealing import WORD_BITS
@@ -25,11 +24,6 @@ class SealedOps(AttentionOps):
     """Operations of an AttentionSpec with a sealed format: it writes to the tail, and attends to both groups."""
 
     def __init__(self, spec: AttentionSpec, device: str) -> None:
-        if device.startswith("cuda"):
-            raise UnsupportedOption(
-                f"format is {spec.format!r} and device is {device!r}; blocks are sealed on the host: use device='cpu', "
-                "or another format, such as 'int4_token'"
-            )
         super().__init__(spec.with_format(None), device)
         self._whole = spec
 

@@ -121,6 +121,8 @@ def shared_length(CacheState state not None, sequences, int32_t group):
     for each in listed:
         blocks = state.tables.row_raw(each.row, group).data()
         shared, same = min(shared, each.computed // state.block_size), 0
+        if state.seals is not None and state.seals.has_sealed(group):
+            shared = min(shared, each.sealed // state.block_size)
         while same < shared and blocks[same] == first[same]:
             same += 1
         shared = same

@@ -261,7 +261,7 @@ class CacheReader(PartsOwner):
             A step in flight does not matter: its tokens do not count.
         group : int
             Group of layers; see `group_of`. The number is 0 for a group with a window or chunks, whose queries do not
-            all see the beginning.
+            all see the beginning, and for newest tokens next to sealed blocks; a group of these counts what is sealed.
 
         Raises
         ------

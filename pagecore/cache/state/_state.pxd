@@ -119,8 +119,9 @@ cdef class Seals:
     cdef vector[int32_t] tails, sealed          # groups
     cdef vector[vector[BlockCopy]] pairs        # of each tail: blocks that the operation seals
 
-    # True for the group of the newest tokens of layers with sealed blocks.
+    # True for the group of the newest tokens of layers with sealed blocks; for the group of these blocks.
     cdef bint has_tail(self, int32_t group) noexcept
+    cdef bint has_sealed(self, int32_t group) noexcept
     # Returns the sealed tokens of a sequence once `length` of its tokens are computed.
     cdef int32_t reach(self, Sequence sequence, int64_t length) noexcept
     # An operation calls `begin`, `add` for each sequence and its new number of sealed tokens, and `run`, which

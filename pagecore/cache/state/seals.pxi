@@ -50,6 +50,13 @@ cdef class Seals:
                 return True
         return False
 
+    cdef bint has_sealed(self, int32_t group) noexcept:
+        cdef int32_t sealed
+        for sealed in self.sealed:
+            if sealed == group:
+                return True
+        return False
+
     cdef int32_t reach(self, Sequence sequence, int64_t length) noexcept:
         cdef int64_t whole = max(0, length - self.residual) // self.block_size * self.block_size
         return max(sequence.sealed, <int32_t>whole)

@@ -133,9 +133,10 @@ def new_batch(
         step.staged = StagedBatch(parts.staging, buffers, listed, stream, step.states)
     if parts.cross is not None:
         step.cross = _cross_step(parts, parts.cross, buffers, max_cross_tokens, plans, stream)
+    tails = sealed_groups(parts.layers) if parts.seals_blocks else {}
     sealed = {
         tail: (parts.block_tables[group], parts.store.pools[group] if parts.store.pools else None)
-        for tail, group in sealed_groups(parts.layers).items()
+        for tail, group in tails.items()
     }
     return Batch(step, [layer.group for layer in parts.layers], parts.block_tables, plans, sealed)
 
