@@ -98,6 +98,7 @@ class KVPool:
             self._buffers = self._allocate(is_scrubbed)
         else:
             self._buffers, self.spans = adopt(buffers, self.layout, self.device)
+        self._divided: dict[object, Tensor] = {}
         names = [plane.name for plane in spec.planes]
         self._views = {
             name: tuple(self._view(index, layer) for layer in range(self.num_layers))
@@ -163,8 +164,15 @@ class KVPool:
         """Return a plane per block of shape ``(heads, numbers)`` with its numbers divided into `axes`; an alias.
 
         ``[num_blocks, heads, *axes]``, or with `by_token` ``[num_blocks, axes[0], heads, *axes[1:]]``. Errors are those
-        of `plane`.
+        of `plane`. Views are made once.
         """
+        wanted = name, axes, layer, by_token
+        found = self._divided.get(wanted)
+        if found is None:
+            found = self._divided[wanted] = self._divide(name, axes, layer, by_token)
+        return found
+
+    def _divide(self, name: str, axes: tuple[int, ...], layer: SupportsIndex, by_token: bool) -> Tensor:
         plane = self.plane(name, layer)
         where = self.layout.plane_layout([each.name for each in self.spec.planes].index(name), layer)
         inner = [plane.itemsize]
