@@ -4,7 +4,7 @@
 #   make sanitize SEED=7 SCALE=10    other random numbers, ten times as many rounds
 #   make -f tests/native/sanitize.mk plain           without sanitizers
 #   make -f tests/native/sanitize.mk plain LIBRARIES=build/temp.X    with the code of the package, which setup.py built
-#   ... LIBRARIES=build/temp.X AMX=hardware          and with its kernels for AMX, on a machine that has AMX
+#   ... LIBRARIES=build/temp.X AMX=hardware          and with its kernels for AMX, where AMX exists or cannot be emulated
 #   make -f tests/native/sanitize.mk plain CXX=aarch64-linux-gnu-g++ LDFLAGS=-static LAUNCH=qemu-aarch64
 #
 # A sanitizer needs its own objects, in build/sanitize/KIND/. A driver consists of a room's sources, the room's tests and

@@ -28,7 +28,9 @@ def test_the_drivers_pass_without_a_sanitizer():
     # The libraries of the package itself, if make or pip has built them here.
     built = sorted(ROOT.glob("build/temp.*/libpagecore_index.a"), key=lambda each: each.stat().st_mtime)
     package = [f"LIBRARIES={each.parent.relative_to(ROOT)}" for each in built[-1:]]
-    if package and "x86-64-v4-amx" in pagecore.available_isas():
+    isas = pagecore.available_isas()
+    # Emulated tiles need the AVX-512 of the level below; elsewhere, their kernels would be compiled and never run.
+    if package and ("x86-64-v4-amx" in isas or "x86-64-v4-bf16" not in isas):
         package.append("AMX=hardware")
     ran = make("-j2", "plain", "SCALE=0.2", *package)
     assert ran.returncode == 0, ran.stdout + ran.stderr
