@@ -53,16 +53,20 @@ def recorded(source: str, architecture: str) -> list[Usage] | None:
 
 
 def compiled_always(source: str, architecture: str) -> list[Instance]:
-    """Return the instances that are compiled in spite of the record: one of each source, for one architecture.
+    """Return the instances that are compiled in spite of the record: one of each folder, for one architecture.
 
-    The digest of the source selects it. PAGECORE_KERNELS=all selects all instances.
+    The digest of the folder's sources selects it. PAGECORE_KERNELS=all selects all instances.
     """
     chosen = of_source(source)
     if os.environ.get("PAGECORE_KERNELS") == "all":
         return chosen
-    at = int(key_of(chosen[:1], ARCHITECTURES[0]), 16) % (len(chosen) * len(ARCHITECTURES))
-    which, number = divmod(at, len(ARCHITECTURES))
-    return chosen[which : which + 1] if architecture == ARCHITECTURES[number] else []
+    folder = [each for each in SOURCES if Path(each).parent == Path(source).parent]
+    at = int(key_of([of_source(each)[0] for each in folder], ARCHITECTURES[0]), 16)
+    at, number = divmod(at, len(ARCHITECTURES))
+    at, which = divmod(at, len(folder))
+    if source != folder[which] or architecture != ARCHITECTURES[number]:
+        return []
+    return [chosen[at % len(chosen)]]
 
 
 def write(*, all_programs: bool = True) -> None:
