@@ -10,6 +10,7 @@ import pytest
 from pagecore.arrays import Tensor, as_tensor, empty, strided, zeros
 from pagecore.arrays.dtypes.dtype import DTYPES
 from pagecore.errors import DeviceError, NotEnoughMemory, PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
+from tests.together import together
 
 MIB = 1 << 20
 MAKERS = pytest.mark.parametrize("make", [empty, zeros])
@@ -21,8 +22,8 @@ def resident():
 
 
 @MAKERS
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(), (1,), (3,), (0,), (2, 0, 5), (3, 5, 7), (1,) * 8])
+@together("dtype", DTYPES)
+@together("shape", [(), (1,), (3,), (0,), (2, 0, 5), (3, 5, 7), (1,) * 8])
 def test_a_new_tensor_is_contiguous_and_aligned(make, dtype, shape):
     tensor = make(shape, dtype)
     array = np.zeros(shape, tensor.dtype.numpy)

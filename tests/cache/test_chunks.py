@@ -10,6 +10,7 @@ from pagecore.errors import ShapeError
 from pagecore.index import RadixTree
 from tests.cache.caches import advance
 from tests.reference.attention import allowed
+from tests.together import together
 
 FULL = AttentionSpec(2, 8, dtype="float32", num_query_heads=4)
 
@@ -71,8 +72,8 @@ def most_held(chunk, num_tokens, block_size, step_tokens):
     return most
 
 
-@pytest.mark.parametrize("block_size", [1, 2, 3, 4, 6])
-@pytest.mark.parametrize("step_tokens", [1, 3, 8])
+@together("block_size", [1, 2, 3, 4, 6])
+@together("step_tokens", [1, 3, 8])
 @pytest.mark.parametrize("chunk", [1, 2, 4, 5, 6, 9])
 def test_the_demand_is_the_most_that_any_sequence_holds(chunk, step_tokens, block_size):
     group = Group(spec(chunk), 1)

@@ -16,6 +16,7 @@ from pagecore.cache.memory.demand import (
 )
 from pagecore.storage import TensorParallel
 from tests.cache.caches import advance
+from tests.together import together
 
 FULL = AttentionSpec(2, 8)
 
@@ -42,8 +43,8 @@ def held_most(window, num_tokens, block_size, step_tokens):
     return most
 
 
-@pytest.mark.parametrize("block_size", [1, 3, 4])
-@pytest.mark.parametrize("step_tokens", [1, 2, 5, 9, 50])
+@together("block_size", [1, 3, 4])
+@together("step_tokens", [1, 2, 5, 9, 50])
 @pytest.mark.parametrize("window", [None, 1, 2, 5, 8, 9, 100])
 def test_the_demand_is_the_most_that_any_sequence_holds(window, step_tokens, block_size):
     for num_tokens in (1, 4, 5, 9, 40, 61):

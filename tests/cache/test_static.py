@@ -11,6 +11,7 @@ from pagecore.errors import ShapeError
 from tests.cache.caches import SPEC, Planes, make_static, normal, stored
 from tests.capabilities import require
 from tests.reference.dense import dense_attention
+from tests.together import together
 
 
 @pytest.mark.slow
@@ -113,9 +114,9 @@ LAYINGS = {
 }
 
 
-@pytest.mark.parametrize("count", [1, 2, 5])
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("value_laying", ["contiguous", "tokens first"])
+@together("count", [1, 2, 5])
+@together("batch", [1, 3])
+@together("value_laying", ["contiguous", "tokens first"])
 @pytest.mark.parametrize("laying", LAYINGS)
 def test_strides_do_not_matter(laying, value_laying, batch, count):
     cache = make_static()

@@ -8,6 +8,7 @@ import pytest
 
 from pagecore.errors import DoubleFree, InvalidBlock, OutOfBlocks, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.index import BlockPool
+from tests.together import together
 
 ORDERS = ("lifo", "fifo", "address")
 
@@ -46,7 +47,7 @@ def test_the_largest_pool_costs_nothing_until_it_is_used(order):
 
 
 @pytest.mark.parametrize("method", ["free", "share", "retire"])
-@pytest.mark.parametrize(
+@together(
     ("blocks", "error"),
     [
         (0, InvalidBlock),

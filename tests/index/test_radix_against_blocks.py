@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from pagecore.index import RadixTree
+from tests.together import together
 
 ORDERS = {
     "lru": lambda block: block.used,
@@ -92,7 +93,7 @@ class Blocks:
 
 
 @pytest.mark.parametrize("policy", sorted(ORDERS))
-@pytest.mark.parametrize("seed", range(40))
+@together("seed", range(40))
 def test_blocks_are_evicted_in_the_order_of_their_own_use(policy, seed):
     drawn = random.Random(seed)
     tree, model, live, number = RadixTree(block_size=1, policy=policy), Blocks(policy), [], 1

@@ -14,6 +14,7 @@ from pagecore.errors import (
     UnsupportedOption,
 )
 from pagecore.index import BlockPool, BlockTables, StateBuffers, StateTable, StepBuffers
+from tests.together import together
 
 
 class Made:
@@ -57,7 +58,7 @@ def refused(made, call, error):
     made.states.check_invariants(exclusive=True)
 
 
-@pytest.mark.parametrize(
+@together(
     ("rows", "error"),
     [(3, InvalidSequence), (-1, InvalidSequence), (9, InvalidSequence), ([0, 0], InvalidSequence),
      (2**40, InvalidSequence), (1.5, UnsupportedDtype), (None, UnsupportedDtype), ([[0]], ShapeError)],
@@ -95,7 +96,7 @@ def test_calls_of_a_row_in_the_wrong_state_are_refused(made, call):
     refused(made, call, InvalidSequence)
 
 
-@pytest.mark.parametrize(
+@together(
     ("call", "error"),
     [
         (lambda m: m.prepare([0], [-1]), ShapeError),

@@ -16,6 +16,7 @@ from pagecore.errors import (
 )
 from pagecore.index import BlockPool, BlockTables, StepBuffers
 from tests.index.tables import make_two_groups, snapshot
+from tests.together import together
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ BAD_ROWS = [(2, InvalidSequence), (3, InvalidSequence), (-1, InvalidSequence), (
             ([[0]], ShapeError), ("0", UnsupportedDtype), (True, UnsupportedDtype)]  # fmt: skip
 
 
-@pytest.mark.parametrize(("rows", "error"), BAD_ROWS)
+@together(("rows", "error"), BAD_ROWS)
 @pytest.mark.parametrize(
     "call",
     [

@@ -26,6 +26,7 @@ from tests.ops.block_cases import (
 )
 from tests.ops.cases import DTYPES, LAYOUTS, snapshot
 from tests.reference import blocks as reference
+from tests.together import together
 
 
 def check_gather(
@@ -65,7 +66,7 @@ def test_sequences_come_and_go_packed_and_cast_in_every_layout(layout, cache_dty
     check_scatter(cache, random_numbers((31, 3, 8), dtype, 1), table, lens)
 
 
-@pytest.mark.parametrize("dtype", ANY_DTYPE)
+@together("dtype", ANY_DTYPE)
 @pytest.mark.parametrize("rest", RANKS)
 def test_planes_of_any_dtype_and_rank_move_bit_for_bit(dtype, rest):
     table, lens = batch_of([7, 3, 0, 9], 3, 12, holes=0.2)

@@ -10,6 +10,7 @@ import pytest
 
 from pagecore import errors, ops
 from tests.ops.cases import snapshot
+from tests.together import together
 
 
 def f32(*shape: int) -> Any:
@@ -192,7 +193,7 @@ BAD_ATTENTION: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "error", "message"), BAD_ATTENTION)
+@together(("change", "error", "message"), BAD_ATTENTION)
 def test_attention_refuses(change, error, message):
     out = f32(3, 4, 8)
     arguments = ATTENTION | {"out": out} | change

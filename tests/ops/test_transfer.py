@@ -15,6 +15,7 @@ from pagecore.storage import AttentionSpec
 from tests.ops.block_cases import ANY_DTYPE, RANKS, random_bytes, random_cache, random_numbers, shuffled_axes, twin_of
 from tests.ops.cases import DTYPES, LAYOUTS, snapshot
 from tests.reference import blocks as reference
+from tests.together import together
 
 PAIRS = np.asarray([(3, 1), (4, 2), (5, 3), (1, 6), (9, 5)], np.int32)
 
@@ -29,8 +30,8 @@ def check_transfer(source: Any, target: Any, pairs: Any) -> None:
     assert unchanged()
 
 
-@pytest.mark.parametrize("source_layout", LAYOUTS)
-@pytest.mark.parametrize("target_layout", LAYOUTS)
+@together("source_layout", LAYOUTS)
+@together("target_layout", LAYOUTS)
 @pytest.mark.parametrize("dtypes", [("float32", "float32"), ("float32", "bfloat16"), ("float16", "float32")])
 def test_blocks_arrive_in_every_layout_and_dtype(source_layout, target_layout, dtypes):
     source = random_cache(source_layout, (10, 4, 3, 8), dtypes[0])
@@ -38,7 +39,7 @@ def test_blocks_arrive_in_every_layout_and_dtype(source_layout, target_layout, d
     check_transfer(source, target, PAIRS)
 
 
-@pytest.mark.parametrize("dtype", ANY_DTYPE)
+@together("dtype", ANY_DTYPE)
 @pytest.mark.parametrize("rest", RANKS)
 def test_blocks_of_any_dtype_and_rank_arrive_bit_for_bit(dtype, rest):
     check_transfer(random_bytes((10, 3, *rest), dtype), random_bytes((7, 3, *rest), dtype, 1), PAIRS)

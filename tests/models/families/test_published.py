@@ -15,6 +15,7 @@ from pagecore.models.multimodal.text_fields import ANY_TEXT_MODEL
 from pagecore.storage import LatentSpec
 from tests.models.built import BUILT
 from tests.models.published import LLAMA_4_SCOUT, PUBLISHED
+from tests.together import together
 
 ATTENDED = json.loads(Path(__file__).parents[1].joinpath("attended.json").read_text())
 FORMS = {
@@ -29,7 +30,7 @@ def layers_of(name):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", PUBLISHED)
+@together("name", PUBLISHED)
 def test_specs_equal_the_layers_that_transformers_builds(name, form):
     specs = specs_from_config(FORMS[form](name))
     expected = layers_of(name)
@@ -56,7 +57,7 @@ def assert_latent(spec, layer):
     assert spec.index_dim == layer["index_dim"]
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@together("name", PUBLISHED)
 def test_max_length_is_that_of_the_file(name):
     assert read_model_config(FORMS["to_dict"](name)).max_length == ATTENDED[name]["max_length"]
     # A missing length has no default, except in the text config of Gemma 3, which only has fields that differ.
@@ -95,7 +96,7 @@ def test_fields_with_defaults_may_be_null():
     assert specs_from_config(config) == specs_from_config(PUBLISHED["llama-2-7b"])
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@together("name", PUBLISHED)
 def test_reading_does_not_change_the_config(name):
     config = copy.deepcopy(PUBLISHED[name])
     specs_from_config(config)
@@ -195,7 +196,7 @@ def test_listed_layers_take_precedence_over_a_pattern_in_letters():
     assert specs_from_config(config) == specs_from_config(PUBLISHED["k-exaone"])
 
 
-@pytest.mark.parametrize("wrapper", ANY_TEXT_MODEL)
+@together("wrapper", ANY_TEXT_MODEL)
 @pytest.mark.parametrize("name", ["llama-3-8b", "qwen3-30b-a3b", "the fewest fields of ministral3", "command-r7b"])
 def test_a_wrapper_has_the_layers_of_its_text_model(wrapper, name):
     found = read_model_config({"model_type": wrapper, "text_config": PUBLISHED[name]})
