@@ -35,9 +35,9 @@ inline void order_floats(float* row, int64_t dim, int64_t stride) {
   }
 }
 
-// Keys that are multiplied together with R rows.
+// Keys that are multiplied together with R rows, so that their sums do not wait for each other.
 template <int R>
-constexpr int kFloatKeys = kLanes == 8 ? 1 : kBlockTokens / (R <= 4 ? 1 : 2);
+constexpr int kFloatKeys = kBlockTokens / (R <= (kLanes == 8 ? 2 : 4) ? 1 : 2);
 
 // The lanes of the sums over the dims of some keys from the token t on, and R query rows.
 template <typename Codes, int R>
@@ -46,6 +46,7 @@ PC_FORCE_INLINE void multiply_float_keys(const Codes& codes, const StoredTile& t
                                          Vec (&sums)[kFloatKeys<R>][R]) {
   const auto multiply = [&]<int kPart>(int64_t d) __attribute__((always_inline)) {
     const float* const from = query + d + kPart * kPartVectors * kLanes;
+#if defined(__AVX512F__)
 #pragma GCC unroll 4
     for (int k = 0; k < kFloatKeys<R>; ++k) {
       Vec numbers[kPartVectors];
@@ -56,6 +57,20 @@ PC_FORCE_INLINE void multiply_float_keys(const Codes& codes, const StoredTile& t
         for (int r = 0; r < R; ++r) sums[k][r] = fma(load(from + r * stride + v * kLanes), numbers[v], sums[k][r]);
       }
     }
+#else
+    Vec numbers[kFloatKeys<R>][kPartVectors];
+#pragma GCC unroll 4
+    for (int k = 0; k < kFloatKeys<R>; ++k) numbers_at<kPart>(codes, tile, t + k, d, dim, nans, numbers[k]);
+#pragma GCC unroll 4
+    for (int v = 0; v < kPartVectors; ++v) {
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        const Vec q = in_register(load(from + r * stride + v * kLanes));
+#pragma GCC unroll 4
+        for (int k = 0; k < kFloatKeys<R>; ++k) sums[k][r] = fma(q, numbers[k][v], sums[k][r]);
+      }
+    }
+#endif
   };
   for (int64_t d = 0; d < dim; d += kByteLanes) {
     multiply.template operator()<0>(d);
