@@ -103,7 +103,7 @@ struct GroupScale {
 
 // ---- tasks
 
-// What a thread has of a block: addresses in block 0.
+// The part of a block that a thread has: addresses in block 0.
 struct AffineTask {
   pc_int64 numbers;  // bytes, here and below
   pc_int64 words;

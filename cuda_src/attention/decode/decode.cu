@@ -30,7 +30,7 @@
 
 #include "cuda_src/attention/decode/ring.cuh"
 #include "cuda_src/attention/decode/rows.cuh"
-#include "cuda_src/attention/decode/sealed.cuh"
+#include "cuda_src/attention/decode/sealed_rows.cuh"
 #include "cuda_src/attention/decode/stored_rows.cuh"
 #include "cuda_src/attention/tiles/round_loop.cuh"
 
@@ -167,7 +167,7 @@ void decode_stored(const PcStoredAttentionParams params) {
   clear_padding(p, recompute_block_heads(p), first_padding_row(p));  // no register holds these during the rounds
 }
 
-// The first tokens of sequences are in sealed blocks (sealed.cuh).
+// The first tokens of sequences are in sealed blocks (sealed.cuh, sealed_rows.cuh).
 template <typename T, int kBits, int kDim, typename InstanceOptions>
 PC_KERNEL(pc_decode_shape(kDim).threads, pc_decode_shape(kDim).blocks_per_sm)
 void decode_sealed(const PcSealedAttentionParams params) {
