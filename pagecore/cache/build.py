@@ -80,7 +80,7 @@ def build_parts(
     slots = slot_dtype(index_dtype)
     placed, groups = arrange(layers, num_layers, ranks, attends=device != "none")
     keeping = state_layers(placed)
-    _check_sealed(placed, groups, block_size, device)
+    _check_sealed(groups, block_size, device)
     state_slots, memory = size_states(
         keeping, num_states, state_ratio, memory, max_sequences, device, num_checkpoints, has_blocks=bool(groups)
     )
@@ -197,22 +197,17 @@ def _first_of(group: Group, number: int, layers: list[Layer], ops: list[LayerOps
     return next(found, None) or StoredOps(group.spec)
 
 
-def _check_sealed(layers: list[Layer], groups: list[Group], block_size: int, device: str) -> None:
-    """Raise an error for sealed blocks of another size, on CUDA, or next to layers that keep states."""
+def _check_sealed(groups: list[Group], block_size: int, device: str) -> None:
+    """Raise an error for sealed blocks of another size, or on CUDA."""
     if not any(group.is_tail for group in groups):
         return
     if device.startswith("cuda"):
         raise UnsupportedOption(
-            f"the layers have sealed blocks (format kivi2 or kivi4) and device is {device!r}, but seal_kv runs on the "
-            "host; use device='cpu', or another format, such as 'int4_token'"
+            f"the layers have sealed blocks (format kivi2 or kivi4) and device is {device!r}, but such caches "
+            "are on the host; use device='cpu', or another format, such as 'int4_token'"
         )
     for group in groups:
         check_block_size(group.spec, block_size)
-    if any(layer.keeps_state for layer in layers):
-        raise UnsupportedOption(
-            "the layers have sealed blocks (format kivi2 or kivi4) and keep states; use another format, such as "
-            "'int4_token', for models with states"
-        )
 
 
 def _seals_of(

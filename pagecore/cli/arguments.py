@@ -181,7 +181,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     memory.add_argument("--memory", help="KV memory on one rank: bytes, or such as 40GiB")
     memory.add_argument("--device-memory", help="memory of a device, such as 80GiB, for weights, cache and activations")
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="number of tensor-parallel ranks (1)")
-    parser.add_argument("--block-size", type=int, metavar="N", help="tokens of a block (16, or what rows need)")
+    parser.add_argument("--block-size", type=int, metavar="N", help="tokens of a block (16, or what formats need)")
     _add_device(parser.add_argument_group("with --device-memory"))
     parser.add_argument(
         "--context",

@@ -18,10 +18,11 @@ from pagecore.serving.budget.options import device_bytes
 from pagecore.serving.checks import as_instance
 from pagecore.serving.hybrid import arrange_hybrid, checkpoints_held, divide_hybrid, slots_held, with_checkpoints
 from pagecore.serving.plans import ContextPlan, GroupPlan, MemoryPlan, ModelPlan, StatePlan
-from pagecore.storage import AttentionSpec, RowSpec, Spec, TensorParallel, parse_memory
+from pagecore.storage import Spec, TensorParallel, parse_memory
 from pagecore.storage.checks import INT32_MAX, require_int, shown
 from pagecore.storage.memory.budgets import Memory
 from pagecore.storage.pools.state_pool import checked_ratio
+from pagecore.storage.specs.spec import block_size_of
 
 __all__ = [
     "ContextPlan",
@@ -186,7 +187,7 @@ def plan_model(
             f"memory is {shown(memory)} and device_memory is {shown(device_memory)}; give exactly one of them"
         )
     model = read_model_config(config, dtype=dtype, format=format, value_format=value_format, block_size=block_size)
-    needed = (spec.block_size for spec in model.layers if isinstance(spec, AttentionSpec | RowSpec) and spec.block_size)
+    needed = (size for size in map(block_size_of, model.layers) if size is not None)
     size = next(needed, 16) if block_size is None else block_size
     if checkpoint_format is not None:
         model = replace(model, layers=with_checkpoints(model.layers, checkpoint_format))

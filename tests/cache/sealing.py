@@ -20,7 +20,7 @@ def sealed_after(length: int, sealed: int, residual: int, block_size: int) -> in
 
 def as_read(spec: AttentionSpec, key: Array, value: Array, sealed: int, block_size: int) -> tuple[Array, Array]:
     """Return keys and values [tokens, heads, dim] whose first `sealed` tokens are those of sealed blocks."""
-    group = spec.group_size
+    group = spec.sealing.group_size
     key_format, value_format = spec.format, spec.value_format or spec.format
     keys, values = key.astype(np.float32), value.astype(np.float32)
     for first in range(0, sealed, block_size):

@@ -1,11 +1,14 @@
 """Caches with sealed blocks: which blocks a commit seals, what it releases, and what is refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from pagecore import (
     AttentionSpec,
     CrossSpec,
+    InvalidSequence,
     OutOfBlocks,
     PagedKVCache,
     ShapeError,
@@ -16,6 +19,7 @@ from pagecore import (
     UnsupportedDtype,
     UnsupportedOption,
 )
+from pagecore.cache.memory import sealer
 from pagecore.tiers.handover.geometry import check_served
 from pagecore.tiers.host.tier import HostTier
 from tests.cache.hybrid_models import CONV
@@ -242,6 +246,43 @@ def test_a_removed_sequence_leaves_all_of_its_whole_blocks():
     driver.step(second, 72)
 
 
+@pytest.mark.parametrize("change", ["swap out", "shorten", "remove"])
+def test_a_sequence_that_changes_while_its_removal_seals_blocks(monkeypatch, change):
+    """Code of the caller can run there, a finaliser for example."""
+    driver = Driver(num_blocks=20)
+    cache, space = driver.cache, SwapSpace(driver.cache, num_blocks=8)
+    sequence = driver.add(range(150))
+    driver.step(sequence, 150)
+    seals = sealer.seal_kv
+
+    def change_within(*arrays, **options):
+        seals(*arrays, **options)
+        monkeypatch.setattr(sealer, "seal_kv", seals)
+        if change == "swap out":
+            cache.swap_out([sequence], space)
+        elif change == "shorten":
+            cache.truncate(sequence, 32)
+        else:
+            cache.remove(sequence)
+
+    monkeypatch.setattr(sealer, "seal_kv", change_within)
+    if change == "remove":
+        with pytest.raises(InvalidSequence):
+            cache.remove(sequence)
+    else:
+        cache.remove(sequence)
+    cache.check_invariants()
+    assert driver.used() == [0, 0]
+    assert cache.match_length(range(200)) == {"swap out": 96, "shorten": 96, "remove": 128}[change]
+
+
+def test_sealed_blocks_of_the_caller_are_refused():
+    driver = Driver()
+    batch = driver.cache.prepare([driver.add()], 1)
+    with pytest.raises(UnsupportedOption, match="sealed is given, but the cache passes its own"):
+        driver.cache.attend(0, numbers(0, 1, 4, 64), batch, sealed=None)
+
+
 def test_windows_next_to_sealed_blocks_keep_what_a_prefix_needs():
     layers = [AttentionSpec(2, 64, dtype="float32", num_query_heads=4, window=20), SPEC]
     cache = PagedKVCache(layers, block_size=BLOCK, num_blocks=12)
@@ -300,11 +341,24 @@ def test_ranks_share_heads():
     assert PagedKVCache(SPEC, block_size=BLOCK, num_blocks=4, parallel=TensorParallel(1, 2)).num_groups == 2
 
 
+def test_planes_of_equal_shapes_and_other_dims_or_bits_are_in_groups_of_their_own():
+    layers = [AttentionSpec(2, 64, 32, format="kivi2"), AttentionSpec(2, 32, 32, format="kivi4", value_format="kivi2")]
+    small = replace(layers[1], group_size=16)
+    cache = PagedKVCache([layers[0], small, layers[1]], block_size=BLOCK, num_blocks=9, device="none")
+    assert len({cache.group_of(layer) for layer in range(3)}) == 3
+
+
+def test_another_format_replaces_a_sealed_one():
+    spec = AttentionSpec(2, 64, format="kivi2")
+    assert replace(spec, format="int8_token") == AttentionSpec(2, 64, format="int8_token")
+    assert replace(spec, group_size=64).sealing.block_size == 64
+
+
 def test_bytes_of_the_formats():
     for name, bits in (("kivi2", 3), ("kivi4", 5)):
         spec = AttentionSpec(8, 128, format=name)
         assert sum(plane.nbytes for plane in spec.planes) * 8 == 2 * 32 * 8 * 128 * bits
-        assert (spec.residual, spec.group_size, spec.block_size) == (128, 32, 32)
+        assert (spec.sealing.residual, spec.sealing.group_size, spec.sealing.block_size) == (128, 32, 32)
         assert spec.tail.window == 129
         assert spec.with_format(None) == AttentionSpec(8, 128)
 
@@ -335,7 +389,7 @@ def test_specs_that_cannot_be_sealed_are_refused(name):
 
 
 def test_caches_that_cannot_be_served_are_refused():
-    with pytest.raises(ShapeError, match="block_size is 16, but a AttentionSpec is made for blocks of 32 tokens"):
+    with pytest.raises(ShapeError, match="block_size is 16, but the AttentionSpec is made for blocks of 32 tokens"):
         PagedKVCache(SPEC, num_blocks=9)
     other = AttentionSpec(1, 64, format="kivi4", residual=64)
     with pytest.raises(UnsupportedOption, match="residuals 40, 64"):
@@ -346,7 +400,7 @@ def test_caches_that_cannot_be_served_are_refused():
         StaticKVCache(SPEC, max_length=64)
     with pytest.raises(UnsupportedOption, match="an encoder's output never grows"):
         CrossSpec(2, 64, format="kivi2")
-    with pytest.raises(UnsupportedOption, match="seal_kv runs on the host"):
+    with pytest.raises(UnsupportedOption, match="such caches are on the host"):
         PagedKVCache(SPEC, block_size=BLOCK, num_blocks=9, device="cuda")
     cache = PagedKVCache(SPEC, block_size=BLOCK, num_blocks=9)
     with pytest.raises(UnsupportedOption, match="which a host tier does not hold"):

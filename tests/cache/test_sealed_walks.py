@@ -58,7 +58,7 @@ class Walk:
         self.layers, blocks = MODELS[model]
         sizes = {"block_size": BLOCK, "num_blocks": blocks, "max_sequences": 5, "max_tokens_per_sequence": 112}
         self.cache = PagedKVCache(self.layers, scrub=scrub, **sizes)
-        self.residual = next(spec.residual for spec in self.layers if spec.residual is not None)
+        self.residual = next(spec.sealing.residual for spec in self.layers if spec.sealing is not None)
         self.space = SwapSpace(self.cache, num_blocks=9)
         self.random = np.random.default_rng(seed)
         self.twins = {}

@@ -85,7 +85,7 @@ MATRIX = in_turn([64, 128], [2, 4], ["float16", "bfloat16"], over=[["same", "flo
 def test_decode_by_matrix_instructions(cuda, dim, bits, dtype, scales):
     """Several queries of a sequence, and groups of two tiles, or of one; values of halves need scales of halves."""
     for lens in (LENS["decode"], {"seq_lens": (90, 70, 33), "query_lens": (4, 3, 1)}):
-        for size, groups in ((32, (32, 64)), (16, (16, 16))):
+        for size, groups in ((32, (32, 64)), (16, (16, 16)), (32, (16, 32))):
             shape = Shape(heads=(4, 1), dims=(dim, dim), block_size=size, query_dtype=dtype, cache_dtype=dtype, **lens)
             case = make_sealed_case(shape, (bits, bits), groups)
             if scales == "float32":
@@ -111,6 +111,21 @@ def test_scores_and_values_of_any_magnitude(cuda):
         for numbers in (case.key_numbers, case.plain.key_cache):
             numbers[...] = numbers * factor
         check(cuda, case)
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_the_largest_values_of_halves_stay_finite(cuda, bits):
+    """The rounded scale of a group from -1 to 65504 reads its last value as 65567 or more."""
+    lens = {"seq_lens": (90, 70, 33), "query_lens": (4, 3, 1)}
+    shape = Shape(heads=(4, 1), dims=(64, 64), block_size=16, query_dtype="float16", cache_dtype="float16", **lens)
+    case = make_sealed_case(shape, (bits, bits), (16, 16))
+    case.sealed.value[...] = -1  # the largest codes
+    case.sealed.value_scale[...] = 0
+    case.sealed.value_scale[:, 0] = [{2: 21856, 4: 4372}[bits], -1]
+    for numbers in (case.value_numbers, case.plain.value_cache):
+        numbers[...] = 0
+        numbers[:, 0] = 65504
+    check(cuda, case)
 
 
 @pytest.mark.parametrize("bits", [2, 4])

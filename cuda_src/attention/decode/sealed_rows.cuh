@@ -13,6 +13,8 @@
 #pragma once
 
 #include "cuda_src/attention/decode/sealed.cuh"
+#include "cuda_src/device/formats.cuh"
+#include "cuda_src/device/units.cuh"
 
 namespace pagecore {
 
@@ -148,6 +150,12 @@ class SealedDecodeRows : public DecodeRows<Tile, ScoreOptions> {
     return pc_fma(pc_bits_to_float(kMagic | code) - 8388608.0f, pair.scale, pair.least);
   }
 
+  // A value in the range of T: its rounded scale and least number can take it past the largest float16.
+  PC_MEMBER static float in_range(float x) {
+    if (!IsSame<T, pc_half>::kValue || magnitude_of(x) <= 65504.0f || magnitude_of(x) >= 131008.0f) return x;
+    return x < 0.0f ? -65504.0f : 65504.0f;
+  }
+
   PC_MEMBER static pc_uint32 load_word(const Shared<pc_uint8>& stage, int token, int word) {
     return (stage + (Tile::kValueWords + token * Tile::kValuePitch)).template as<pc_uint32>().load(word);
   }
@@ -176,7 +184,7 @@ class SealedDecodeRows : public DecodeRows<Tile, ScoreOptions> {
       }
       float v[4];
       PC_UNROLL
-      for (int i = 0; i < 4; ++i) v[i] = value_of(words[i], place, pairs[i]);
+      for (int i = 0; i < 4; ++i) v[i] = in_range(value_of(words[i], place, pairs[i]));
       pc_multiply<T>(this->o_[n], weights, pc_pack<T>(v[0], v[1]), pc_pack<T>(v[2], v[3]));
     }
   }

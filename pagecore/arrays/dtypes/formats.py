@@ -5,7 +5,7 @@ The table is in the order of the native enum (format.hpp), from 1 on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -79,8 +79,11 @@ FORMATS: Mapping[str, Format] = MappingProxyType(_formats())
 SEALED_FORMATS: Mapping[str, int] = MappingProxyType({"kivi2": 2, "kivi4": 4})
 
 
-def as_format(name: object, option: str = "format") -> Format:
-    """Return the format of a name; raise UnsupportedOption, with the list, for any other value of the option."""
+def as_format(name: object, option: str = "format", others: Iterable[str] = ()) -> Format:
+    """Return the format of a name; raise UnsupportedOption for any other value of the option.
+
+    The message lists the formats, and `others` that the caller also takes.
+    """
     found = FORMATS.get(name) if isinstance(name, str) else None
     if found is None and isinstance(name, str) and name in SEALED_FORMATS:
         raise UnsupportedOption(
@@ -88,5 +91,5 @@ def as_format(name: object, option: str = "format") -> Format:
             f"PagedKVCache, or seal_kv for arrays of your own; writes of tokens take {', '.join(FORMATS)}"
         )
     if found is None:
-        raise UnsupportedOption(f"{option} is {shown(name)}; use one of {', '.join(FORMATS)}")
+        raise UnsupportedOption(f"{option} is {shown(name)}; use one of {', '.join([*FORMATS, *others])}")
     return found

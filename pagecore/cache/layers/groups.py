@@ -153,7 +153,10 @@ def arrange(
             previous = entry, _checked(entry, position, parallel, attends)
         spec = previous[1]
         most = spec.max_tokens if isinstance(spec, CrossSpec) else None
-        key = (tuple(spec.planes), attended_keys(spec), getattr(spec, "num_query_heads", None), is_cross(spec), most)
+        # Planes of sealed blocks are flat: those of other dims and bits can have the same shapes.
+        newest = None if sealing_of(spec) is None else (sealing_of(spec), tail_of(spec).planes)
+        heads = getattr(spec, "num_query_heads", None)
+        key = (tuple(spec.planes), newest, attended_keys(spec), heads, is_cross(spec), most)
         if key not in keys:
             keys.append(key)
             counts.append(0)
@@ -161,6 +164,11 @@ def arrange(
         group = keys.index(key)
         placed.append(Layer(spec, group, counts[group], entry))
         counts[group] += 1
+    if num_states and any(sealing_of(spec) is not None for spec in specs):
+        raise UnsupportedOption(
+            "the layers have sealed blocks (format kivi2 or kivi4) and keep states; use another format, such as "
+            "'int4_token', for models with states"
+        )
     unsealed = _num_unsealed(specs)
     groups = [Group(spec, count, num_unsealed=unsealed) for spec, count in zip(specs, counts, strict=True)]
     return _in_order(placed, groups)

@@ -19,7 +19,7 @@ class SealedInputs:
     block_table : Tensor
         int32 ``[cache.max_sequences + 1, max_blocks]``: the whole block table of the group of sealed blocks.
     lens : Tensor
-        int32 ``[max_sequences]``: the first tokens of each sequence, in sealed blocks; 0 for padding.
+        int32 ``[max_sequences]``: the number of tokens of each sequence that are in sealed blocks; 0 for padding.
     pool : KVPool or None
         The planes of the group; None for a cache without bytes.
     """

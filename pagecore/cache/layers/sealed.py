@@ -15,6 +15,7 @@ from typing import Any
 from pagecore.cache.layers.inputs import BatchGroup, StepInputs
 from pagecore.cache.layers.operations import AttentionOps
 from pagecore.cache.layers.selection import num_listed
+from pagecore.errors import UnsupportedOption
 from pagecore.ops import SealedBlocks
 from pagecore.storage import AttentionSpec, KVPool
 from pagecore.storage.specs.sealing import WORD_BITS
@@ -31,6 +32,8 @@ class SealedOps(AttentionOps):
         self, pool: KVPool, index: int, query: Any, batch: StepInputs, group: BatchGroup, options: dict[str, Any]
     ) -> Any:
         """Call `paged_attention` with the sealed blocks; `pool` has the newest tokens."""
+        if "sealed" in options:
+            raise UnsupportedOption("sealed is given, but the cache passes its own sealed blocks; leave it out")
         sealed = group.sealed
         assert sealed is not None
         assert sealed.pool is not None
@@ -38,7 +41,7 @@ class SealedOps(AttentionOps):
         listed = num_listed(options, batch.num_sequences, lens.shape[0])
         if listed < lens.shape[0]:
             lens = lens[:listed]
-        given = {"sealed": blocks._replace(block_table=sealed.block_table, lens=lens), **options}
+        given = {**options, "sealed": blocks._replace(block_table=sealed.block_table, lens=lens)}
         return super().attend(pool, index, query, batch, group, given)
 
 

@@ -1,9 +1,9 @@
 """Remove: drop a sequence, also while its step is in flight or while it is swapped out."""
 
 from libc.math cimport NAN
-from libc.stdint cimport INT32_MAX, int32_t
+from libc.stdint cimport INT32_MAX, int32_t, int64_t
 
-from pagecore.cache.prefix._prefix cimport number_namespaces, publish_one, renew_values
+from pagecore.cache.prefix._prefix cimport num_publishable, number_namespaces, publish_one, renew_values
 from pagecore.cache.sequences._sequences cimport Sequence, num_whole, require
 from pagecore.cache.state._state cimport CacheState, Held, StoredBlocks
 from pagecore.cache.step._step cimport Step
@@ -32,15 +32,15 @@ def remove(CacheState state not None, sequence, rank=None):
     if state.observer is not None and state.prefix is not None and removed.row >= 0:
         state.observer.removing(removed)
         removed = require(state, sequence, False)
+    if state.prefix is not None and state.seals is not None and removed.row >= 0:
+        seal_whole(state, removed)
+        removed = require(state, sequence, False)
     step = <Step>removed.flight
     if step is not None:
         step.skip_sequence_on_device(removed)
     if writer is not None:
         writer.skip_content_on_device(removed.cross)
     if state.prefix is not None and removed.row >= 0:
-        if state.seals is not None and state.seals.quantise is not None:
-            seal_whole(state, removed)
-            removed = require(state, removed, False)  # code of the caller may have run
         number_namespaces(state.prefix, [removed])
         publish_one(state.prefix, removed, False)
         renew_values(state.prefix, removed)
@@ -74,14 +74,20 @@ def remove(CacheState state not None, sequence, rank=None):
 
 
 cdef int seal_whole(CacheState state, Sequence sequence) except -1:
-    """Seal all whole blocks of a sequence, so that they can be published."""
-    cdef int32_t length = num_whole(sequence, state.block_size) * state.block_size
-    if length <= sequence.sealed or sequence.hold.published == INT32_MAX:
+    """Seal the whole blocks of a sequence that can be published."""
+    cdef int64_t operation = state.num_operations
+    cdef int32_t length
+    if state.seals.quantise is None or sequence.hold.published == INT32_MAX:
+        return 0
+    length = num_whole(sequence, state.block_size)
+    length = num_publishable(state.prefix, sequence, length, False) * state.block_size
+    if length <= sequence.sealed:
         return 0
     state.seals.begin()
     state.seals.add(sequence, length)
     state.seals.run()
-    sequence.sealed = length
+    if state.num_operations == operation:  # otherwise code of the caller has changed the cache
+        sequence.sealed = length
     return 0
 
 

@@ -115,6 +115,8 @@ cdef int number_namespaces(PrefixCache prefix, list sequences) except -1
 # Call `number_namespaces` before.
 cdef void publish(PrefixCache prefix, list sequences, bint may_share) noexcept
 cdef void publish_one(PrefixCache prefix, Sequence sequence, bint may_share) noexcept
+# Returns how many of the first `whole` blocks of a sequence can be in the tree.
+cdef int32_t num_publishable(PrefixCache prefix, Sequence sequence, int32_t whole, bint may_share) noexcept
 
 # Give the published blocks of a sequence that is being removed the values of its options: they may all come from other
 # sequences, and their time to live begins now.

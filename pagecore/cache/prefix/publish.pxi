@@ -23,18 +23,22 @@ cdef void publish(PrefixCache prefix, list sequences, bint may_share) noexcept:
         publish_one(prefix, sequence, may_share)
 
 
-cdef void publish_one(PrefixCache prefix, Sequence sequence, bint may_share) noexcept:
+cdef int32_t num_publishable(PrefixCache prefix, Sequence sequence, int32_t whole, bint may_share) noexcept:
     cdef PrefixHold hold = sequence.hold
-    cdef int32_t whole = min(num_whole(sequence, prefix.block_size), hold.publish_limit)
-    cdef int32_t checkpoint = new_checkpoint(prefix, sequence)
-    if hold.is_sealed:
-        whole = min(whole, hold.published)
-    if prefix.publishes_sealed:
-        whole = min(whole, sequence.sealed // prefix.block_size)
+    whole = min(whole, hold.published if hold.is_sealed else hold.publish_limit)
     if whole > hold.published and not may_share:
         # Otherwise another row would have blocks of the tree that its receipt does not cover.
         whole = hold.published + num_unshared(prefix, sequence, hold.published, whole)
-    whole = max(whole, hold.published)
+    return max(whole, hold.published)
+
+
+cdef void publish_one(PrefixCache prefix, Sequence sequence, bint may_share) noexcept:
+    cdef PrefixHold hold = sequence.hold
+    cdef int32_t checkpoint = new_checkpoint(prefix, sequence)
+    cdef int32_t whole = num_whole(sequence, prefix.block_size)
+    if prefix.publishes_sealed:
+        whole = min(whole, sequence.sealed // prefix.block_size)
+    whole = num_publishable(prefix, sequence, whole, may_share)
     if checkpoint > whole * <int64_t>prefix.block_size or hold.truncated_inside_block:
         checkpoint = 0  # offered by a later call
     if (whole > hold.published or checkpoint > 0) and (

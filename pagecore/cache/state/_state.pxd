@@ -154,6 +154,7 @@ cdef class CacheState:
     cdef int32_t num_lost
     cdef readonly bint lacks_slots          # the last step that was refused lacks state slots, not blocks
     cdef readonly int64_t num_copied_blocks
+    cdef int64_t num_operations             # operations that have begun
     cdef int64_t next_number
 
     # First call of every operation, under the lock: reads the clock and abandons lost steps.

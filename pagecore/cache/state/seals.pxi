@@ -85,9 +85,11 @@ cdef class Seals:
     cdef list run(self):
         if self.pairs[0].empty():
             return None
+        # A copy: code of the caller that runs from here on may seal other blocks.
+        cdef vector[vector[BlockCopy]] pairs = self.pairs
         arrays = []
-        for tail in range(self.pairs.size()):
-            arrays.append(distinct_pairs(self.pairs[tail]))
+        for tail in range(pairs.size()):
+            arrays.append(distinct_pairs(pairs[tail]))
         if self.quantise is not None:
             self.quantise(arrays)
         return arrays

@@ -69,6 +69,7 @@ cdef class CacheState:
         self.cross = contents
 
     cdef int begin(self) except -1:
+        self.num_operations += 1
         if self.prefix is not None:
             self.prefix.tick()
         return self.sweep()

@@ -7,7 +7,7 @@
 //   positions       8  0  1  2  3 16 | 0  0 ...
 //   token_ids      71  5  5  9  2 40 | 0  0 ...     written by the caller
 //   tree_mask      rows of bits, [tokens, words]    written by the caller; not padded
-//   sealed_lens     8  0 16 | 0  0        first tokens, in sealed blocks; written by the caller, absent by default
+//   sealed_lens     8  0 16 | 0  0        tokens in sealed blocks; written by the caller, absent by default
 //   slots[group]   24 80 81 82 83 52 |-1 -1 ...
 //
 // The arrays follow each other in one image, in this order, so that one copy moves all of them.

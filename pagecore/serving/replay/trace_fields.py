@@ -14,7 +14,6 @@ from pagecore.serving.replay.trace_source import TracePlace
 from pagecore.storage.checks import INT32_MAX, shown
 
 __all__ = [
-    "TEXT_FIELDS",
     "checked_lengths",
     "has_token_ids",
     "is_array",
@@ -22,6 +21,7 @@ __all__ = [
     "parse_json",
     "request_of_fields",
     "request_of_token_ids",
+    "text_field",
     "text_refusal",
 ]
 
@@ -60,7 +60,7 @@ def request_of_fields(place: TracePlace, fields: Any, number: int, units: TraceU
     """
     if not isinstance(fields, Mapping):
         raise not_an_object(place, fields)
-    if "hash_ids" not in fields and (text := next((name for name in TEXT_FIELDS if name in fields), None)):
+    if "hash_ids" not in fields and (text := text_field(fields)) is not None:
         raise text_refusal(place, text)
     hash_block, units = units.of_line(fields)
     milliseconds = _milliseconds(place, _field(place, fields, "timestamp"), units)
@@ -68,6 +68,15 @@ def request_of_fields(place: TracePlace, fields: Any, number: int, units: TraceU
     input_length, output_length = checked_lengths(place, *lengths)
     hash_ids = _hash_ids(place, fields, input_length, output_length, hash_block)
     return TraceRequest(number, place.number, milliseconds, input_length, output_length, hash_ids, hash_block)
+
+
+def text_field(fields: Mapping[str, Any]) -> str | None:
+    """Return the name of a field of text or of messages; None if a line has none, or only ids under such a name."""
+    return next((name for name in TEXT_FIELDS if name in fields and not _are_ids(fields[name])), None)
+
+
+def _are_ids(content: Any) -> bool:
+    return isinstance(content, list) and len(content) > 0 and isinstance(content[0], int)
 
 
 def is_array(content: Any) -> bool:

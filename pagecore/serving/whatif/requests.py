@@ -24,13 +24,13 @@ from pagecore.index import chain_hashes
 from pagecore.serving.checks import as_instance
 from pagecore.serving.replay.trace_csv import CsvTrace, csv_trace
 from pagecore.serving.replay.trace_fields import (
-    TEXT_FIELDS,
     has_token_ids,
     is_array,
     not_an_object,
     parse_json,
     request_of_fields,
     request_of_token_ids,
+    text_field,
     text_refusal,
 )
 from pagecore.serving.replay.trace_file import TraceError, open_trace_file
@@ -191,7 +191,7 @@ def _reader(place: TracePlace, content: Any, block_size: int, units: TraceUnits)
         raise not_an_object(place, content)
     if isinstance(content, list) or (isinstance(content, Mapping) and "events" in content):
         return _Events(block_size)
-    if isinstance(content, Mapping) and (name := next((each for each in TEXT_FIELDS if each in content), None)):
+    if isinstance(content, Mapping) and (name := text_field(content)) is not None:
         raise text_refusal(place, name)
     raise place.refusal(
         f"unknown format: got {shown(content)}; expected an object with hash_ids (Mooncake) or token_ids, a batch "

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, SupportsFloat
 
 from pagecore.arrays import DType, as_dtype
-from pagecore.arrays.dtypes.formats import Format, as_format
+from pagecore.arrays.dtypes.formats import SEALED_FORMATS, Format, as_format
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage.checks import as_factor, as_float, as_tuple, flag, require_int, shown
 from pagecore.storage.specs.parallel import TensorParallel
@@ -73,8 +73,8 @@ class AttentionSpec:
         First tokens of a sequence that every query sees in addition to its window, and that the cache therefore keeps
         (StreamingLLM). Not to be confused with `sinks`, logits without keys.
     residual : int, optional
-        Of "kivi2" and "kivi4", here and below: a commit seals the whole blocks that `residual` newer tokens follow; 128
-        by default. Newer blocks stay in `dtype`, in a group of their own that keeps no others, see `tail`.
+        For "kivi2" and "kivi4", as the next two: a commit seals the whole blocks that `residual` newer tokens follow;
+        128 by default. Newer blocks stay in `dtype`, in a group of their own; see `tail`.
     group_size : int, optional
         Tokens of a channel of keys, and channels of a token's values, that share a scale and a least number in `dtype`;
         32 by default. A multiple of 16 that divides `block_size` and `v_head_dim`.
@@ -182,14 +182,12 @@ class AttentionSpec:
         for name in ("format", "value_format"):
             given = getattr(self, name)
             if given is not None and not is_sealed_format(given):
-                self._put(name, as_format(given, name).name)
+                self._put(name, as_format(given, name, SEALED_FORMATS).name)
         if self.value_format == self.format:
             self._put("value_format", None)
         sealing = read_sealing(self)
         self._put("_sealing", sealing)
         if sealing is not None:
-            for name in ("residual", "group_size", "block_size"):
-                self._put(name, getattr(sealing, name))
             return
         for dim, stored in zip(("head_dim", "v_head_dim"), self._formats, strict=True):
             if stored is not None:

@@ -95,12 +95,19 @@ def window_of(spec: Spec) -> int | None:
 
 def check_block_size(spec: Spec, block_size: int) -> None:
     """Raise ShapeError if the spec is made for blocks of another size."""
-    needed = getattr(spec, "block_size", None)
+    needed = block_size_of(spec)
     if needed is not None and needed != block_size:
         raise ShapeError(
-            f"block_size is {block_size}, but a {type(spec).__name__} is made for blocks of {needed} tokens; use "
+            f"block_size is {block_size}, but the {type(spec).__name__} is made for blocks of {needed} tokens; use "
             f"block_size={needed}"
         )
+
+
+def block_size_of(spec: Spec) -> int | None:
+    """Return the block size that the planes of a spec require: rows or sealed blocks; None for any."""
+    sealing = getattr(spec, "sealing", None)
+    needed: int | None = getattr(spec if sealing is None else sealing, "block_size", None)
+    return needed
 
 
 def format_of(spec: Spec, side: Side) -> Format | None:

@@ -258,7 +258,7 @@ def test_rows_that_cannot_be_stored_are_refused(arguments, error, reason):
 
 def test_a_cache_stores_rows_and_copies_them_on_write():
     spec = RowSpec((ROW,), tokens=2, block_size=4)
-    with pytest.raises(ShapeError, match="block_size is 16, but a RowSpec is made for blocks of 4 tokens"):
+    with pytest.raises(ShapeError, match="block_size is 16, but the RowSpec is made for blocks of 4 tokens"):
         PagedKVCache([spec], num_blocks=4, block_size=16)
     cache = PagedKVCache([spec], num_blocks=8, block_size=4)
     sequence = cache.add_sequence([1, 2, 3])

@@ -132,9 +132,10 @@ def test_dspark_drafts_have_a_head_for_transitions(change, more):
     assert count_parameters(DSPARK | change).total == count_parameters(plain).total + more
 
 
-def test_an_unknown_head_for_transitions_is_refused():
+@pytest.mark.parametrize("kind", ["tree", ["gated"]])
+def test_an_unknown_head_for_transitions_is_refused(kind):
     with pytest.raises(UnsupportedOption, match=r"markov_head_type is .*; expected vanilla, gated, rnn"):
-        count_parameters(DSPARK | {"markov_head_type": "tree"})
+        count_parameters(DSPARK | {"markov_head_type": kind})
 
 
 def test_drafts_in_the_format_of_speculators_count_like_others():

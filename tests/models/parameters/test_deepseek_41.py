@@ -88,6 +88,7 @@ def test_the_tower_merges_nine_patches():
         ({"engram_num_embeddings": [1]}, "engram_num_embeddings is .*; it must have a number for each of 2"),
         ({"engram_layer_ids": "1"}, "engram_layer_ids is .*; it must be a list"),
         ({"index_source_layer_ids": None}, "index_source_layer_ids"),
+        ({"compress_ratios": None}, "compress_ratios"),
     ],
 )
 def test_fields_that_a_count_needs_are_named(change, reason):

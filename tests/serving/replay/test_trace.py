@@ -239,6 +239,13 @@ def test_other_formats_are_refused_with_the_way_to_convert_them(trace, text, rea
             list(read_requests(trace))
 
 
+def test_ids_under_another_name_are_not_called_text(trace):
+    write(trace, {"prompt": [1, 2, 3], "output_length": 2})
+    for read in (read_trace, read_requests):
+        with pytest.raises(TraceError, match=r"^(?!.*text)"):
+            list(read(trace))
+
+
 @pytest.mark.parametrize("hash_block", [0, -1, 65537, 1.5, "16"])
 def test_a_hash_block_out_of_range_is_refused(hash_block):
     with pytest.raises(ShapeError, match="hash_block is"):

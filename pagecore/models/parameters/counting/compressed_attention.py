@@ -57,7 +57,7 @@ def add_sources(tally: Tally, fields: Fields, layer: int) -> None:
         tally.linear(hidden, heads, split=Split.COPY, kind=Kind.OTHER)
     if layer in fields.integers("kv_source_layer_ids", min=0):
         # Keys of one token each have no weights to average by.
-        parts = 1 + (fields.value("compress_ratios")[layer] > 1)
+        parts = 1 + (fields.integers("compress_ratios", min=0)[layer] > 1)
         tally.linear(hidden, dim, split=Split.COPY, kind=Kind.OTHER, copies=parts)
         tally.norm(dim)
         tally.linear(dim, index_dim, split=Split.COPY, kind=Kind.OTHER)

@@ -99,7 +99,7 @@ def _add_transitions(tally: Tally, whole: Fields, hidden: int, rows: int) -> Non
     """Add the head of DSpark for transitions, of low rank, and the estimate of acceptance if there is one."""
     rank, kind = whole.integer("markov_rank"), whole.given("markov_head_type") or "vanilla"
     inner = {"vanilla": 0, "gated": (hidden + rank + 1) * rank, "rnn": (hidden + 2 * rank + 1) * 3 * rank}
-    if kind not in inner:
+    if not isinstance(kind, str) or kind not in inner:
         raise UnsupportedOption(
             f"{whole.source}: {whole.describe('markov_head_type')}; expected {', '.join(inner)}: pass weights= in bytes"
         )

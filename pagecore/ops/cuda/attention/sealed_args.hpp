@@ -36,8 +36,8 @@ inline void set_sealed(PcSealedAttentionParams& params, const SealedBlocks& bloc
 }
 
 // Return the bits of the codes if decode_sealed serves the planes of a call: keys and values have one number of bits, a
-// tile of 16 tokens is in one group, and rows are whole units of cp.async. Values of halves must not exceed halves,
-// which only scales of float16 ensure. Otherwise return 0.
+// tile of 16 tokens is in one group, and rows are whole units of cp.async. Values that become halves need scales of
+// float16: others can have any magnitude. Otherwise return 0.
 [[nodiscard]] inline int matrix_bits(const PcSealedAttentionParams& params) {
   const PcSealedPlane &key = params.key, &value = params.value;
   const auto all = [](auto... numbers) { return (uint64_t{0} | ... | static_cast<uint64_t>(numbers)); };
