@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from pagecore.arrays import DType, as_dtype
-from pagecore.arrays.dtypes.formats import FORMATS
+from pagecore.arrays.dtypes.formats import FORMATS, as_format
 from pagecore.errors import UnsupportedDtype, UnsupportedOption
 from pagecore.models.config_files.fields import Fields, shown
 from pagecore.storage import AttentionSpec, LatentSpec
@@ -78,9 +78,11 @@ def requested_format(whole: Fields, text: Fields, format: str | None) -> str | N
     ConfigError
         `quantization_config` is not an object.
     UnsupportedOption
-        A scheme that no format stores.
+        A scheme that no format stores, or a format that is not a name.
     """
-    if not isinstance(format, str) or format != "auto":
+    if format is not None and not isinstance(format, str):
+        return as_format(format).name
+    if format != "auto":
         return format
     fields = quantization_of(whole, text)
     return None if fields is None else _of_config(fields)

@@ -15,7 +15,7 @@ def test_a_short_soak_serves_nothing_wrong_and_leaks_nothing(capsys):
 
 @pytest.mark.slow
 def test_the_soak_reuses_tokens_of_every_store():
-    counts = module.soak(1.5, 3, use_redis=False)
+    counts = module.soak(3, 3, use_redis=False)
     assert counts["wrong_bytes"] == counts["leaked_threads"] == counts["leaked_descriptors"] == 0
     assert counts["asked_tokens"] == counts["served_tokens"] + counts["computed_tokens"]
     assert set(counts["loaded_tokens"]) == {"DISK", "EXTERNAL"}

@@ -153,9 +153,7 @@ def test_dequantize_refuses(arguments, error, message):
         pagecore.dequantize(**given)
 
 
-def test_writes_and_caches_name_what_takes_these_formats():
-    with pytest.raises(OPTION, match=r"'kivi2', which quantises whole blocks: call seal_kv.*float8_e4m3fn"):
-        pagecore.AttentionSpec(2, 64, format="kivi2")
+def test_writes_of_tokens_name_what_takes_these_formats():
     cache = np.zeros((2, 4, 3, 64), np.float32)
-    with pytest.raises(OPTION, match="'kivi4', which quantises whole blocks"):
+    with pytest.raises(OPTION, match=r"'kivi4', which quantises whole blocks: use AttentionSpec.*seal_kv.*float8_e4m3fn"):
         pagecore.write_kv(X[:, :3], X[:, :3], cache, cache.copy(), [4, 5, 6], format="kivi4")
