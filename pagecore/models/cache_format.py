@@ -63,7 +63,7 @@ def stored_dtype(whole: Fields, text: Fields, dtype: object) -> DType:
     return as_dtype("bfloat16")
 
 
-def requested_format(whole: Fields, text: Fields, format: str | None) -> str | None:
+def requested_format(whole: Fields, text: Fields, format: Any) -> str | None:
     """Return the name of the format that keys and values are stored in; None for the model's dtype.
 
     Parameters

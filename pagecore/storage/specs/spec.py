@@ -103,7 +103,7 @@ def check_block_size(spec: Spec, block_size: int) -> None:
         )
 
 
-def block_size_of(spec: Spec) -> int | None:
+def block_size_of(spec: object) -> int | None:
     """Return the block size that the planes of a spec require: rows or sealed blocks; None for any."""
     sealing = getattr(spec, "sealing", None)
     needed: int | None = getattr(spec if sealing is None else sealing, "block_size", None)
