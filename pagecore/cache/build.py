@@ -31,7 +31,6 @@ from pagecore.cache.parts import CacheParts, CrossParts
 from pagecore.cache.sequences._sequences import CrossContents
 from pagecore.cache.staging.tables import Staging
 from pagecore.cache.state._state import CacheState, Seals
-from pagecore.errors import UnsupportedOption
 from pagecore.index import BlockPool, BlockTables
 from pagecore.storage import KVLayout, TensorParallel
 from pagecore.storage.checks import INT32_MAX, ceil_div, flag, require_int
@@ -80,7 +79,7 @@ def build_parts(
     slots = slot_dtype(index_dtype)
     placed, groups = arrange(layers, num_layers, ranks, attends=device != "none")
     keeping = state_layers(placed)
-    _check_sealed(groups, block_size, device)
+    _check_sealed(groups, block_size)
     state_slots, memory = size_states(
         keeping, num_states, state_ratio, memory, max_sequences, device, num_checkpoints, has_blocks=bool(groups)
     )
@@ -197,17 +196,11 @@ def _first_of(group: Group, number: int, layers: list[Layer], ops: list[LayerOps
     return next(found, None) or StoredOps(group.spec)
 
 
-def _check_sealed(groups: list[Group], block_size: int, device: str) -> None:
-    """Raise an error for sealed blocks of another size, or on CUDA."""
-    if not any(group.is_tail for group in groups):
-        return
-    if device.startswith("cuda"):
-        raise UnsupportedOption(
-            f"the layers have sealed blocks (format kivi2 or kivi4) and device is {device!r}, but such caches "
-            "are on the host; use device='cpu', or another format, such as 'int4_token'"
-        )
-    for group in groups:
-        check_block_size(group.spec, block_size)
+def _check_sealed(groups: list[Group], block_size: int) -> None:
+    """Raise an error for sealed blocks of another size."""
+    if any(group.is_tail for group in groups):
+        for group in groups:
+            check_block_size(group.spec, block_size)
 
 
 def _seals_of(

@@ -37,9 +37,12 @@ def poison(cache, number=777.0):
             free = pool.ref_counts() == 0
             free[0] = False
             for plane in kv_pool.planes():
-                array = plane.numpy()
-                is_code = array.dtype.kind == "i" and np.isnan(number)
-                array[free] = np.asarray(-1 if is_code else number).astype(array.dtype)
+                plane.numpy()[free] = poison_of(plane.numpy().dtype, number)
+
+
+def poison_of(dtype, number):
+    """Return a number in a dtype; for NaN -1 in an integer dtype."""
+    return np.asarray(-1 if dtype.kind == "i" and np.isnan(number) else number).astype(dtype)
 
 
 def occupied(cache):

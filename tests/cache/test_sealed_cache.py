@@ -400,8 +400,6 @@ def test_caches_that_cannot_be_served_are_refused():
         StaticKVCache(SPEC, max_length=64)
     with pytest.raises(UnsupportedOption, match="an encoder's output never grows"):
         CrossSpec(2, 64, format="kivi2")
-    with pytest.raises(UnsupportedOption, match="such caches are on the host"):
-        PagedKVCache(SPEC, block_size=BLOCK, num_blocks=9, device="cuda")
     cache = PagedKVCache(SPEC, block_size=BLOCK, num_blocks=9)
     with pytest.raises(UnsupportedOption, match="which a host tier does not hold"):
         HostTier(cache, num_blocks=9)

@@ -57,11 +57,14 @@ class Walk:
     def __init__(self, model, seed, scrub):
         self.layers, blocks = MODELS[model]
         sizes = {"block_size": BLOCK, "num_blocks": blocks, "max_sequences": 5, "max_tokens_per_sequence": 112}
-        self.cache = PagedKVCache(self.layers, scrub=scrub, **sizes)
+        self.cache = self.make_cache(self.layers, scrub=scrub, **sizes)
         self.residual = next(spec.sealing.residual for spec in self.layers if spec.sealing is not None)
         self.space = SwapSpace(self.cache, num_blocks=9)
         self.random = np.random.default_rng(seed)
         self.twins = {}
+
+    def make_cache(self, layers, **options):
+        return PagedKVCache(layers, **options)
 
     def resident(self):
         return [sequence for sequence in self.twins if not sequence.is_swapped]
@@ -253,13 +256,16 @@ WEIGHTS = {"add": 3, "step": 12, "verify": 1, "truncate": 2, "fork": 1, "reorder
 WEIGHTS |= {"remove": 2, "clear": 0.3}
 
 
+def run_walk(walk, num_operations):
+    chances = np.array(list(WEIGHTS.values())) / sum(WEIGHTS.values())
+    for name in walk.random.choice(list(WEIGHTS), num_operations, p=chances):
+        getattr(walk, name)()
+        walk.check()
+    walk.end()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_random_operations(model):
     for seed in range(20 if is_full() else 2):
-        walk = Walk(model, seed, scrub=seed % 2 == 1)
-        chances = np.array(list(WEIGHTS.values())) / sum(WEIGHTS.values())
-        for name in walk.random.choice(list(WEIGHTS), 150, p=chances):
-            getattr(walk, name)()
-            walk.check()
-        walk.end()
+        run_walk(Walk(model, seed, scrub=seed % 2 == 1), 150)

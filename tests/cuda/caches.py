@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from pagecore import KVPool, PagedKVCache
+from tests.cache.swaps import poison_of
 from tests.cuda.kit import Kit
 
 
@@ -61,7 +62,7 @@ def poison(cuda: Kit, cache: PagedKVCache, number: float = np.nan) -> None:
             free[0] = False
             copy = on_host(cuda, kv_pool)
             for plane in copy.planes():
-                plane.numpy()[free] = np.asarray(number).astype(plane.numpy().dtype)
+                plane.numpy()[free] = poison_of(plane.numpy().dtype, number)
             for target, source in zip(kv_pool.buffers, copy.buffers, strict=True):
                 cuda.runtime.copy(target.pointer, source.pointer, source.nbytes, 0)
     cuda.runtime.synchronize(0)

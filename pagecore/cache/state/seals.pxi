@@ -82,8 +82,11 @@ cdef class Seals:
                 self.pairs[tail].push_back(pair)
         return 0
 
+    cdef bint has_pairs(self) noexcept:
+        return not self.pairs[0].empty()
+
     cdef list run(self):
-        if self.pairs[0].empty():
+        if not self.has_pairs():
             return None
         # A copy: code of the caller that runs from here on may seal other blocks.
         cdef vector[vector[BlockCopy]] pairs = self.pairs

@@ -232,6 +232,8 @@ cdef int seal_blocks(StepRecord step, bint has_paths) except -1:
             step.sealed_to[i] = seals.reach(sequence, length)
             seals.add(sequence, step.sealed_to[i])
         first += step.plan.counts[i]
+    if seals.has_pairs():
+        step.check_reachable()
     step.sealed_pairs = seals.run()
     if step.sealed_pairs is not None:
         step.require_in_flight("committed")  # code of the caller may have run
