@@ -1,5 +1,5 @@
-// Parameters of the kernel that quantises numbers to codes of 2 or 4 bits with a scale and a least number for each
-// group (KIVI).
+// Parameters of the kernels that quantise numbers to codes of 2 or 4 bits with a scale and a least number for each
+// group (KIVI), and that restore the numbers.
 #pragma once
 
 #include "cuda_src/abi/convert.h"
@@ -8,7 +8,8 @@
 enum PcAffineTiling : pc_int32 {
   PC_AFFINE_LANES = 0,  // a thread has one lane of a stretch
   PC_AFFINE_QUADS,      // a thread has four adjacent lanes of a stretch
-  PC_AFFINE_CHUNKS,     // lanes of a warp share a group, in chunks of 8 adjacent entries
+  PC_AFFINE_CHUNKS,     // lanes of a warp share a group, in chunks of 8 adjacent entries; of dequantize_affine as
+                        // PC_AFFINE_LANES, with adjacent entries
 };
 
 // Blocks of numbers, and what they become: number = least + code * scale. Strides count bytes.
@@ -40,7 +41,7 @@ struct PcAffinePlane {
   PcFloat scale_type;
   pc_int32 bits;
   pc_int32 group;
-  pc_int32 stretch;  // entries after which groups and words both end
+  pc_int32 stretch;  // entries after which groups and words both end; of dequantize_affine 8
   PcAffineTiling tiling;
   pc_int32 in_vectors;   // PC_AFFINE_CHUNKS: 8 numbers can be loaded at once
   pc_int32 lanes_shift;  // PC_AFFINE_CHUNKS: 1 << lanes_shift lanes of a warp share a group; otherwise 0

@@ -9,6 +9,8 @@ from pagecore import dequantize, errors, quantize
 from pagecore.arrays.dtypes.formats import FORMATS
 from tests.cuda.test_write_codes import WRITTEN, numbers
 from tests.ops.cases import DTYPES
+from tests.ops.written_cases import hard_numbers
+from tests.thinning import in_turn
 
 
 def on_device(cuda, array):
@@ -85,9 +87,53 @@ def test_scales_on_the_host_are_refused(cuda):
     assert set(FORMATS) < set(WRITTEN)
 
 
-def test_sealed_formats_are_refused(cuda):
-    x, word = cuda.put(np.ones((1, 32, 2, 32), np.float32)), np.zeros((1, 2, 2, 32), np.int32)
-    with pytest.raises(errors.UnsupportedOption, match="x is on CUDA; format 'kivi2' is supported on the host"):
-        quantize(x, "kivi2")
-    with pytest.raises(errors.UnsupportedOption, match="codes is on CUDA"):
-        dequantize(cuda.put(word), "kivi2", cuda.put(np.ones((1, 2, 1, 2, 32), np.float32)), axis=-2)
+HARD = hard_numbers(2 * 80, 96, "float32").reshape(2, 80, 96)  # infinities, NaN, subnormals, the largest numbers
+SEALED = in_turn([4, 16, 24, 32, 96], over=[[("kivi2", -1), ("kivi4", -2), ("kivi4", -1), ("kivi2", -2)], DTYPES])
+
+
+@pytest.mark.parametrize(("group", "format", "dtype"), SEALED)
+def test_sealed_formats_as_on_the_host(cuda, group, format, dtype):
+    """Groups within a word, that share words, and of one chunk or several; 80 lanes, which no warp divides."""
+    name, axis = format
+    with np.errstate(all="ignore"):
+        x = HARD.astype(DTYPES[dtype])
+    x = x.swapaxes(1, 2) if axis == -2 else x
+    codes, scales = quantize(x, name, axis=axis, group=group)
+    got, got_scales = quantize(cuda.put(x), name, axis=axis, group=group)
+    assert cuda.get(got).tobytes() == codes.tobytes()
+    assert cuda.get(got_scales).tobytes() == scales.tobytes()
+    for target in DTYPES:
+        read = cuda.get(dequantize(got, name, got_scales, axis=axis, dtype=target))
+        expected = dequantize(codes, name, scales, axis=axis, dtype=target)
+        np.testing.assert_array_equal(read.astype(np.float32), expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+def test_sealed_formats_of_any_strides(cuda, axis):
+    """Arrays of one launch and of several; rows whose numbers are not adjacent; no numbers at all."""
+    x = np.random.default_rng(1).normal(size=(32, 2, 32, 32)).astype(np.float16)
+    swapped = x.reshape(2, 2, 4, 4, 32, 32).transpose(3, 1, 0, 2, 4, 5)
+    for view in (x[::2], x.transpose(2, 1, 0, 3), x.transpose(0, 1, 3, 2), x[::-1, 1:], x[0, 0], x[:0], swapped):
+        codes, scales = quantize(view, "kivi2", axis=axis)
+        got, got_scales = quantize(cuda.put(view), "kivi2", axis=axis)
+        assert cuda.get(got).tobytes() == codes.tobytes()
+        assert cuda.get(got_scales).tobytes() == scales.tobytes()
+        wide = np.zeros((*codes.shape, 2), np.int32)
+        wide[..., 0] = codes
+        read = dequantize(cuda.put(wide)[..., 0], "kivi2", cuda.put(np.asfortranarray(scales)), axis=axis)
+        np.testing.assert_array_equal(cuda.get(read), dequantize(codes, "kivi2", scales, axis=axis))
+
+
+def test_a_row_of_one_axis_in_a_sealed_format(cuda):
+    x = np.random.default_rng(2).normal(size=96).astype(np.float32)
+    here, (codes, scales) = quantize(x, "kivi4"), quantize(cuda.put(x), "kivi4")
+    np.testing.assert_array_equal(cuda.get(codes), here[0])
+    np.testing.assert_array_equal(cuda.get(dequantize(codes, "kivi4", scales)), dequantize(here[0], "kivi4", here[1]))
+
+
+def test_leading_axes_that_do_not_follow_each_other(cuda):
+    """Blocks of three matrices, which have fewer tasks than a block of threads."""
+    x = np.random.default_rng(3).normal(size=(3, 2, 16, 8)).astype(np.float32)
+    codes, scales = (each.swapaxes(0, 1) for each in quantize(x, "kivi2", axis=-2, group=16))
+    read = dequantize(cuda.put(codes), "kivi2", cuda.put(scales), axis=-2)
+    np.testing.assert_array_equal(cuda.get(read), dequantize(codes, "kivi2", scales, axis=-2))

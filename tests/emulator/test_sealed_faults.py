@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pagecore.arrays.cuda.current import use_runtime
-from tests.cuda import test_seal, test_sealed
+from tests.cuda import test_quantize, test_seal, test_sealed
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
 from tests.emulator.build import SOURCES
@@ -26,6 +26,10 @@ SEAL_FAULTS = {
     "zeros in the range of a short group": Fault("affine_entries_of_other_groups"),
     "codes of the word before": Fault("affine_codes_of_the_word_before"),
     "threads past the last task": Fault("affine_tasks_past_the_last", "task.exists = true;"),
+}
+RESTORE_FAULTS = {
+    "threads past the last task": Fault("restored_tasks_past_the_last", "", OUTSIDE),
+    "groups that do not end": Fault("restored_groups", "", "not equal"),
 }
 SEALED_FAULTS = {
     "blocks outside of the planes": Fault(
@@ -54,6 +58,16 @@ def run_seal(*where: Path) -> None:
         runtime.finish()
 
 
+def run_restore(*where: Path) -> None:
+    """Groups that begin within the eight codes of a thread; more threads than tasks."""
+    runtime = EmulatedRuntime(*where)
+    with use_runtime(runtime):
+        for axis in (-2, -1):
+            test_quantize.test_sealed_formats_as_on_the_host(Kit(runtime), 4, ("kivi2", axis), "float16")
+        test_quantize.test_leading_axes_that_do_not_follow_each_other(Kit(runtime))
+        runtime.finish()
+
+
 def run_sealed(*where: Path) -> None:
     runtime = EmulatedRuntime(*where)
     shape = Shape((70, 33), (7, 1), heads=(4, 2), dims=(80, 96), cache_dtype="bfloat16", layout="padded")
@@ -70,6 +84,7 @@ def run_sealed(*where: Path) -> None:
 
 def test_the_kernels_are_right_without_a_fault():
     run_seal()
+    run_restore()
     run_sealed()
 
 
@@ -81,6 +96,16 @@ def test_a_fault_planted_in_the_kernel_that_seals_is_caught(planting, name):
         pytest.raises(AssertionError, match=fault.message),
     ):
         run_seal(sources)
+
+
+@pytest.mark.parametrize("name", cases(list(RESTORE_FAULTS)[::2], list(RESTORE_FAULTS)))
+def test_a_fault_planted_in_the_kernel_that_restores_numbers_is_caught(planting, name):
+    fault = RESTORE_FAULTS[name]
+    with (
+        planting.planted(SOURCES, fault, RESTORE_FAULTS.values()) as sources,
+        pytest.raises(AssertionError, match=fault.message),
+    ):
+        run_restore(sources)
 
 
 @pytest.mark.parametrize("name", cases(list(SEALED_FAULTS)[::2], list(SEALED_FAULTS)))

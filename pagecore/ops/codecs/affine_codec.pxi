@@ -5,19 +5,24 @@ from libc.stdint cimport int64_t
 from pagecore.arrays.dtypes.codes cimport CPU, INT32, DType
 from pagecore.arrays.tensors._tensor cimport Tensor, as_tensor, tensor_of
 from pagecore.arrays.views.array_view cimport ArrayView
+from pagecore.ops.affine_codes cimport AffineCodes
 from pagecore.ops.arguments._arguments cimport (
     Place,
     any_tensor,
+    await_arrays,
     check_aligned,
     check_place,
     find_place,
     finished,
     float_array,
     new_result,
+    note_written,
     read_size,
 )
 from pagecore.ops.cpu._cpu cimport convert_affine as run_convert_affine
-from pagecore.ops.cpu.codecs.affine_codes cimport AffineCodes
+from pagecore.ops.cuda.codecs._codecs cimport AffineBlocks, convert_affine as launch_affine
+
+from itertools import product
 
 import numpy as np
 
@@ -26,6 +31,8 @@ from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption, sho
 
 cdef enum:
     DEFAULT_GROUP = 32
+
+_ONE = (1, (0, 0, 0))  # an axis, and its strides in numbers, words and scales
 
 
 cdef int64_t affine_bits(object name) except -1:
@@ -48,7 +55,6 @@ cdef tuple quantize_groups(object x, str format, object scale, object axis, obje
     cdef Tensor numbers = float_array(x, "x")
     check_group_axes(numbers, "x", over_tokens)
     find_place(&place, numbers, "x", x, stream)
-    check_host(&place, "x", format)
     check_no_factor(format, scale)
     cdef int64_t size = DEFAULT_GROUP if group is None else read_size(group, "group", 1)
     cdef int64_t bits = affine_bits(format), in_word = 32 // bits
@@ -68,7 +74,11 @@ cdef tuple quantize_groups(object x, str format, object scale, object axis, obje
     shape[grouped + 1] = 2
     shape[grouped + 2] = numbers.shape_[last]
     cdef Tensor scales = new_result(numbers.ndim + 1, shape, numbers.dtype_code, x, &place)
-    convert_groups(numbers, codes, scales, bits, size, over_tokens, False)
+    if place.device_type == CPU:
+        convert_groups(numbers, codes, scales, bits, size, over_tokens, False)
+    else:
+        await_arrays((x,), &place)
+        convert_groups_on_device(numbers, codes, scales, bits, size, over_tokens, False, &place)
     return finished(codes, x, &place), finished(scales, x, &place)
 
 
@@ -81,7 +91,6 @@ cdef object dequantize_groups(
         raise UnsupportedDtype(f"codes is {words.dtype}; the codes of {format!r} are words of int32")
     check_group_axes(words, "codes", over_tokens)
     find_place(&place, words, "codes", codes, stream)
-    check_host(&place, "codes", format)
     check_no_factor(format, scale)
     if scales is None:
         raise UnsupportedOption(f"format {format!r} stores scales; pass them as scales")
@@ -96,7 +105,11 @@ cdef object dequantize_groups(
     cdef int64_t groups = check_group_scales(plane, words, grouped, shape[grouped], format)
     check_aligned(plane, "scales")
     cdef Tensor numbers = new_result(words.ndim, shape, dtype_code, codes, &place)
-    convert_groups(numbers, words, plane, bits, shape[grouped] // groups, over_tokens, True)
+    if place.device_type == CPU:
+        convert_groups(numbers, words, plane, bits, shape[grouped] // groups, over_tokens, True)
+    else:
+        await_arrays((codes, scales), &place)
+        convert_groups_on_device(numbers, words, plane, bits, shape[grouped] // groups, over_tokens, True, &place)
     return finished(numbers, codes, &place)
 
 
@@ -120,12 +133,6 @@ cdef int check_group_axes(Tensor tensor, str name, bint over_tokens) except -1:
         raise ShapeError(
             f"{name} has shape {tensor.shape}; it must be [..., {'T, D' if over_tokens else 'D'}] of up to 7 axes")
     return check_aligned(tensor, name)
-
-
-cdef int check_host(const Place* place, str name, str format) except -1:
-    if place.device_type != CPU:
-        raise UnsupportedOption(f"{name} is on CUDA; format {format!r} is supported on the host: pass a copy there")
-    return 0
 
 
 cdef int check_no_factor(str format, object scale) except -1:
@@ -160,21 +167,64 @@ cdef int convert_groups(
     cdef AffineCodes codes
     cdef int kept = 1 + over_tokens
     cdef Tensor x = merged(numbers, kept), w = merged(words, kept), s = merged(scales, kept + 1)
+    set_codes(&codes, x, w, s, bits, group, over_tokens)
+    if over_tokens:
+        codes.num_matrices, codes.numbers_matrix_stride = x.shape_[0], x.strides_[0]
+        codes.words_matrix_stride, codes.scales_matrix_stride = w.strides_[0], s.strides_[0]
+    else:
+        set_lanes(&codes, (x.shape_[0], (x.strides_[0], w.strides_[0], s.strides_[0])))
+    return run_convert_affine(codes, restores)
+
+
+cdef int convert_groups_on_device(
+        Tensor numbers, Tensor words, Tensor scales, int64_t bits, int64_t group, bint over_tokens, bint restores,
+        const Place* place) except -1:
+    """Launch the conversion; leading axes that the kernel cannot divide are launches of their own."""
+    cdef AffineCodes codes
+    cdef AffineBlocks blocks
+    cdef Tensor each
+    cdef int i
+    axes = [
+        (numbers.shape_[i], (numbers.strides_[i], words.strides_[i], scales.strides_[i]))
+        for i in range(numbers.ndim - 1 - over_tokens)
+    ]
+    merged = merged_axes(axes)
+    set_codes(&codes, numbers, words, scales, bits, group, over_tokens)
+    if not over_tokens:
+        set_lanes(&codes, merged.pop() if merged else _ONE)
+    # The first of two axes, or the only one, has the blocks, which can be more than matrices.
+    blocks.count, (blocks.numbers_stride, blocks.words_stride, blocks.scales_stride) = (
+        merged.pop(-min(2, len(merged))) if merged else _ONE)
+    codes.num_matrices, (codes.numbers_matrix_stride, codes.words_matrix_stride, codes.scales_matrix_stride) = (
+        merged.pop() if merged else _ONE)
+    for at in product(*[range(size) for size, _ in merged]):
+        offsets = [sum([index * axis[1][i] for index, axis in zip(at, merged)]) for i in range(3)]
+        codes.numbers, codes.words = numbers.data + <int64_t>offsets[0], words.data + <int64_t>offsets[1]
+        codes.scales = scales.data + <int64_t>offsets[2]
+        launch_affine(codes, blocks, restores, place)
+    for each in ([numbers] if restores else [words, scales]):
+        note_written(each, place)
+    return 0
+
+
+cdef int set_codes(
+        AffineCodes* codes, Tensor x, Tensor w, Tensor s, int64_t bits, int64_t group, bint over_tokens) except -1:
+    """Set what the last axes of numbers, words and scales determine; the numbers are one matrix."""
+    cdef int grouped = x.ndim - 1 - over_tokens
     codes.numbers, codes.words, codes.scales = x.data, w.data, s.data
     codes.type, codes.scale_type = <DType>x.dtype_code, <DType>s.dtype_code
-    codes.bits, codes.group, codes.num_entries = bits, group, x.shape_[1]
-    codes.entry_stride, codes.word_stride = x.strides_[1], w.strides_[1]
-    codes.group_stride, codes.least_offset = s.strides_[1], s.strides_[2]
+    codes.bits, codes.group, codes.num_entries, codes.num_matrices = bits, group, x.shape_[grouped], 1
+    codes.entry_stride, codes.word_stride = x.strides_[grouped], w.strides_[grouped]
+    codes.group_stride, codes.least_offset = s.strides_[grouped], s.strides_[grouped + 1]
     if over_tokens:
-        codes.num_matrices, codes.num_lanes = x.shape_[0], x.shape_[2]
-        codes.numbers_matrix_stride, codes.lane_stride = x.strides_[0], x.strides_[2]
-        codes.words_matrix_stride, codes.word_lane_stride = w.strides_[0], w.strides_[2]
-        codes.scales_matrix_stride, codes.scale_lane_stride = s.strides_[0], s.strides_[3]
-    else:
-        codes.num_matrices, codes.num_lanes = 1, x.shape_[0]
-        codes.lane_stride, codes.word_lane_stride, codes.scale_lane_stride = (
-            x.strides_[0], w.strides_[0], s.strides_[0])
-    return run_convert_affine(codes, restores)
+        set_lanes(codes, (x.shape_[grouped + 1], (
+            x.strides_[grouped + 1], w.strides_[grouped + 1], s.strides_[grouped + 2])))
+    return 0
+
+
+cdef int set_lanes(AffineCodes* codes, tuple axis) except -1:
+    codes.num_lanes, (codes.lane_stride, codes.word_lane_stride, codes.scale_lane_stride) = axis
+    return 0
 
 
 cdef Tensor merged(Tensor tensor, int kept):

@@ -72,14 +72,7 @@ cdef list blocks_of(list tensors, bint has_heads):
     axes = [(first.shape_[i], tuple([(<Tensor>each).strides_[i] for each in tensors])) for i in range(lead)]
     zeros = tuple([0 for _ in tensors])
     head = axes.pop() if has_heads and axes else (1, zeros)
-    merged = []  # outermost first
-    for size, strides in reversed(axes):
-        if size == 1:
-            continue
-        if merged and all(step == merged[0][0] * inner for step, inner in zip(strides, merged[0][1])):
-            merged[0] = (size * merged[0][0], merged[0][1])
-        else:
-            merged.insert(0, (size, strides))
+    merged = merged_axes(axes)
     while len(merged) < 2:
         merged.insert(0, (1, zeros))
     outer, inner = merged[:-2], merged[-2:]
@@ -93,6 +86,19 @@ cdef list blocks_of(list tensors, bint has_heads):
             for i in range(len(tensors))
         ])
     return views
+
+
+cdef list merged_axes(list axes):
+    """Return axes (size, strides) without those of size 1, and with those merged that follow each other."""
+    merged = []  # outermost first
+    for size, strides in reversed(axes):
+        if size == 1:
+            continue
+        if merged and all(step == merged[0][0] * inner for step, inner in zip(strides, merged[0][1])):
+            merged[0] = (size * merged[0][0], merged[0][1])
+        else:
+            merged.insert(0, (size, strides))
+    return merged
 
 
 cdef Tensor view_of(Tensor tensor, int64_t offset, list shape, list strides):

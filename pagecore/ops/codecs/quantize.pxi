@@ -56,8 +56,8 @@ def quantize(x, format, scale=None, *, axis=None, group=None, stream=None):
         "float8_e4m3fn", "float8_e5m2", "float8_token", "int8_token", "int4_token", "fp4_block16", "nvfp4" or "mxfp8",
         or "nvfp4_4over6", which computes the scales of "nvfp4" so that the largest number of a group becomes 6 or 4,
         whichever has the smaller squared error. See `write_kv` for these formats. "fp8_ds_mla" and "nvfp4_ds_mla" take
-        rows of 512 latent and 64 rope numbers; see `write_latent`. "kivi2" and "kivi4", on the host: codes of 2 or 4
-        bits with a scale and a least number for each group, which need not be numbers of one row; see Notes.
+        rows of 512 latent and 64 rope numbers; see `write_latent`. "kivi2" and "kivi4": codes of 2 or 4 bits with a
+        scale and a least number for each group, which need not be numbers of one row; see Notes.
     scale : float or [H], optional
         Given factor of "float8_e4m3fn", "float8_e5m2" and "nvfp4", above 0 for the last: numbers are divided by it. H
         is the length of the axis before the last. 1 by default.

@@ -5,9 +5,9 @@
 from libc.stdint cimport int64_t
 
 from pagecore.native.std cimport vector
+from pagecore.ops.affine_codes cimport AffineCodes
 from pagecore.ops.args cimport BlockArray, Cache, Indices, MergeArgs, WriteArgs
 from pagecore.ops.cpu.args cimport AttentionArgs, Codec, HostCalls, PackedSequences
-from pagecore.ops.cpu.codecs.affine_codes cimport AffineCodes
 from pagecore.ops.cpu.codecs.conversions cimport BlockConversion, LatentConversion
 from pagecore.ops.cpu.latent.latent cimport (
     IndexScoreCall,

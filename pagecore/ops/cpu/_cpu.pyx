@@ -35,7 +35,7 @@ from pagecore.ops.cpu.args cimport (
     run_write,
     sum_lengths,
 )
-from pagecore.ops.cpu.codecs.affine_codes cimport AffineCodes, run_dequantize_affine, run_quantize_affine
+from pagecore.ops.cpu.codecs.affine_codes cimport run_dequantize_affine, run_quantize_affine
 from pagecore.ops.cpu.codecs.conversions cimport (
     BlockConversion,
     LatentConversion,

@@ -4,6 +4,7 @@ from libcpp cimport bool as cbool
 from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.native.std cimport vector
 from pagecore.native.translate cimport raise_python_error
+from pagecore.ops.affine_codes cimport AffineCodes
 from pagecore.ops.args cimport Cache, Indices
 from pagecore.ops.arguments._arguments cimport Place
 from pagecore.ops.cuda.latent._latent cimport LatentPlaneArgs, LatentPlaneSizes
@@ -109,9 +110,20 @@ cdef class DeviceConversions:
 
 # affine.pxi
 
+cdef extern from "pagecore/ops/cuda/codecs/affine_launch.hpp" namespace "pagecore::cuda" nogil:
+    cdef cppclass AffineBlocks:
+        int64_t count
+        int64_t numbers_stride
+        int64_t words_stride
+        int64_t scales_stride
+
 # Seals pairs of blocks, the columns of `pairs`, on the host or the device. The caller has checked all arguments except
 # the contents of arrays on the device; the kernel skips invalid pairs there.
 cdef int seal_blocks(const SealArgs& args, Tensor pairs, const Place* place) except -1
+
+# Fills the codes and scales of groups, or with `restores` the numbers.
+cdef int convert_affine(
+    const AffineCodes& codes, const AffineBlocks& blocks, bint restores, const Place* place) except -1
 
 
 # states.pxi

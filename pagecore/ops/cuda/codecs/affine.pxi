@@ -1,4 +1,4 @@
-"""Bindings of the kernel that seals blocks."""
+"""Bindings of the kernels of codes of 2 or 4 bits: sealed blocks, and whole arrays."""
 
 from libc.stdint cimport int32_t, uintptr_t
 
@@ -6,6 +6,7 @@ from pagecore.arrays.dtypes.codes cimport CPU
 from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.native.std cimport vector
 from pagecore.native.translate cimport raise_python_error
+from pagecore.ops.affine_codes cimport AffineCodes
 from pagecore.ops.arguments._arguments cimport Place
 from pagecore.ops.cuda.launch cimport Grid
 from pagecore.ops.sealed_plane cimport SealArgs
@@ -21,6 +22,8 @@ cdef extern from "pagecore/ops/cuda/codecs/affine_launch.hpp" namespace "pagecor
         Grid grid
 
     vector[AffineLaunch] seal_launches(const SealArgs& args, const BlockPairs& pairs) except +raise_python_error
+    vector[AffineLaunch] affine_launches(
+        const AffineCodes& codes, const AffineBlocks& blocks, bint restores) except +raise_python_error
 
 
 cdef int seal_blocks(const SealArgs& args, Tensor pairs, const Place* place) except -1:
@@ -31,10 +34,20 @@ cdef int seal_blocks(const SealArgs& args, Tensor pairs, const Place* place) exc
     else:
         blocks = device_pairs(args.sources, args.targets, True)
     blocks.lowest = <int32_t>args.lowest
-    cdef vector[AffineLaunch] launches = seal_launches(args, blocks)
+    return launch_all("quantize_affine", seal_launches(args, blocks), place)
+
+
+cdef int convert_affine(
+        const AffineCodes& codes, const AffineBlocks& blocks, bint restores, const Place* place) except -1:
+    return launch_all(
+        "dequantize_affine" if restores else "quantize_affine", affine_launches(codes, blocks, restores), place)
+
+
+cdef int launch_all(str name, const vector[AffineLaunch]& launches, const Place* place) except -1:
+    cdef size_t i
     if launches.empty():
         return 0
-    loaded = kernels.kernel("quantize_affine", place.device_id, place.stream)
+    loaded = kernels.kernel(name, place.device_id, place.stream)
     for i in range(launches.size()):
         launch_one(loaded, launches[i].grid, <uintptr_t>&launches[i].params, place)
     return 0
