@@ -184,7 +184,7 @@ cdef void shorten(CacheState state, Plan plan) noexcept:
     sequence.computed = sequence.compacted = plan.length
     if state.prefix is None:
         return
-    sequence.hold.is_sealed = True
+    sequence.hold.is_ended = True
     state.prefix.truncate(sequence, plan.unmoved)
     if plan.unmoved < plan.length:  # the block of the first moved token is the sequence's own by now
         published = min(sequence.hold.published, plan.unmoved // state.block_size)

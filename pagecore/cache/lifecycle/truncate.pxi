@@ -68,7 +68,7 @@ cdef void forget_compaction(Sequence sequence) noexcept:
     """Let the positions of an empty sequence begin at 0 again, and its blocks be published."""
     sequence.dropped = sequence.compacted = 0
     if sequence.hold is not None:
-        sequence.hold.is_sealed = False
+        sequence.hold.is_ended = False
 
 
 cdef int refuse_sealed(CacheState state, Sequence sequence, int32_t length) except -1:

@@ -25,7 +25,7 @@ cdef void publish(PrefixCache prefix, list sequences, bint may_share) noexcept:
 
 cdef int32_t num_publishable(PrefixCache prefix, Sequence sequence, int32_t whole, bint may_share) noexcept:
     cdef PrefixHold hold = sequence.hold
-    whole = min(whole, hold.published if hold.is_sealed else hold.publish_limit)
+    whole = min(whole, hold.published if hold.is_ended else hold.publish_limit)
     if whole > hold.published and not may_share:
         # Otherwise another row would have blocks of the tree that its receipt does not cover.
         whole = hold.published + num_unshared(prefix, sequence, hold.published, whole)
@@ -57,7 +57,7 @@ cdef void publish_one(PrefixCache prefix, Sequence sequence, bint may_share) noe
 
 cdef void renew_values(PrefixCache prefix, Sequence sequence) noexcept:
     cdef PrefixHold hold = sequence.hold
-    if hold.is_sealed or hold.truncated_inside_block or hold.published in (0, INT32_MAX):
+    if hold.is_ended or hold.truncated_inside_block or hold.published in (0, INT32_MAX):
         return
     if hold.needs_values(prefix.now):
         try_publish(prefix, sequence, hold.published, 0)
@@ -99,7 +99,7 @@ cdef bint try_publish(PrefixCache prefix, Sequence sequence, int32_t num_blocks,
 
 cdef int32_t new_checkpoint(PrefixCache prefix, Sequence sequence) noexcept:
     cdef int32_t length
-    if prefix.states is None or sequence.hold.is_sealed or sequence.hold.published == INT32_MAX:
+    if prefix.states is None or sequence.hold.is_ended or sequence.hold.published == INT32_MAX:
         return 0
     length = prefix.states.checkpoint_length_raw(sequence.row)
     return length if length != sequence.hold.offered_state else 0

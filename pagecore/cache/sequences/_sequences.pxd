@@ -79,7 +79,7 @@ cdef class PrefixHold:
     cdef int32_t backed_up, backed_up_state
     cdef object options         # the RetentionOptions; None in an empty hold of a cache without a prefix cache
     # The sequence was compacted: blocks past `published` are never published, because tokens before them are missing.
-    cdef bint is_sealed
+    cdef bint is_ended
     # The sequence was truncated inside block `published`, and the receipt still covers that block; or inside the last
     # block of `ahead`.
     cdef bint truncated_inside_block

@@ -82,7 +82,7 @@ cdef class PrefixHold:
         other.marks.assign(self.marks.begin(), self.marks.end())
         other.options = self.options
         other.offers_whole = self.offers_whole
-        other.is_sealed = self.is_sealed
+        other.is_ended = self.is_ended
         other.publish_limit = self.publish_limit
         other.offered_state = self.offered_state
         other.priority = self.priority
