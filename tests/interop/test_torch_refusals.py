@@ -192,7 +192,7 @@ def test_options_that_the_operators_do_not_support_raise():
             "plan is an AttentionPlan.*plan_attention",
         ),
         ({"stream": 0}, "stream is not an option"),
-        ({"sealed": 0}, r"sealed is not an option .*call pagecore.paged_attention"),
+        ({"sealed": 0}, "sealed is 0; pass a SealedBlocks"),
         ({"chunk": "a"}, "chunk is 'a'; it counts keys"),
         ({"chunk": 0}, "chunk is 0; it must be at least 1"),
         ({"sink_tokens": 1.5}, "sink_tokens is 1.5; it counts keys"),

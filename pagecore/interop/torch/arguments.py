@@ -17,12 +17,14 @@ from torch.autograd import forward_ad
 
 from pagecore.arrays import Tensor
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption, shown
+from pagecore.ops import SealedBlocks
 
 Window: TypeAlias = int | tuple[int | None, int | None] | None
 Scale: TypeAlias = torch.Tensor | float | None
 
 _WINDOW_MAX = 2**31 - 1  # wider than any sequence is long
 WRITE_ARRAYS = "key value key_cache value_cache slot_mapping"
+SEALED_PLANES = ("sealed_key", "sealed_value", "sealed_key_scale", "sealed_value_scale")
 ATTENTION_ARRAYS = "query key_cache value_cache block_table seq_lens out"
 
 # Types of each option that torch accepts without a check; `_check_option` decides about other types.
@@ -35,6 +37,7 @@ _OPTIONS = {
     **dict.fromkeys(("key_scale", "value_scale", "key_scale_cache", "value_scale_cache"), _ARRAY),
     **dict.fromkeys(("blocks", "block_counts", "indices", "index_counts"), _ARRAY),
     **dict.fromkeys(("key_min", "key_max", "label", "label_channels"), _ARRAY),
+    **dict.fromkeys((*SEALED_PLANES, "sealed_block_table", "sealed_lens"), _ARRAY),
     "scale": (*_NUMBER, type(None)),
     **dict.fromkeys(("softcap", "key_global_scale", "value_global_scale"), _NUMBER),
     "causal": (int,),
@@ -131,6 +134,16 @@ def take_limits(options: dict[str, Any]) -> None:
         if not isinstance(given, int | np.integer):
             raise UnsupportedOption(f"{name} is {shown(given)}; it counts keys and must be an integer or None")
         options[name] = min(int(given), _WINDOW_MAX)
+
+
+def take_sealed(options: dict[str, Any]) -> None:
+    """Replace `sealed` by the arguments of the operators; raise UnsupportedOption unless it is a SealedBlocks."""
+    sealed = options.pop("sealed", None)
+    if sealed is None:
+        return
+    if not isinstance(sealed, SealedBlocks):
+        raise UnsupportedOption(f"sealed is {shown(sealed)}; pass a SealedBlocks")
+    options |= {f"sealed_{name}": array for name, array in sealed._asdict().items()}
 
 
 def refuse_stream(options: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from pagecore.interop.torch.arguments import (
     per_head_scale,
     refuse_stream,
     take_limits,
+    take_sealed,
 )
 
 
@@ -108,8 +109,8 @@ def paged_attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attend to paged keys and values: `pagecore.paged_attention` as a torch operator.
 
-    Takes all options of `pagecore.paged_attention` except `stream`, since the operator runs on torch's current stream,
-    and `sealed`. All tensors are on one device.
+    Takes all options of `pagecore.paged_attention` except `stream`, since the operator runs on torch's current stream.
+    All tensors are on one device.
 
     Parameters
     ----------
@@ -127,8 +128,8 @@ def paged_attention(
         Mutated and returned. Not supported together with `return_lse`.
     return_lse : bool
     **options
-        Passed on; `plan` must be a result of `plan_attention` of this module. A call without a plan plans its batch
-        itself.
+        Passed on; `sealed` is a `SealedBlocks` of tensors, and `plan` must be a result of `plan_attention` of this
+        module. A call without a plan plans its batch itself.
 
     Returns
     -------
@@ -140,7 +141,7 @@ def paged_attention(
     UnsupportedDtype
         An array is not a torch tensor.
     UnsupportedOption
-        `stream`, `sealed`, an `AttentionPlan`, or `out` with `return_lse`.
+        `stream`, an `AttentionPlan`, or `out` with `return_lse`.
     PagecoreError
         As `pagecore.paged_attention`. Tracing a graph already raises for shapes, dtypes and devices.
     """
@@ -151,10 +152,7 @@ def paged_attention(
     if value_scale is not None:
         options["value_scale"] = per_head_scale(value_scale, key_cache)
     refuse_stream(options)
-    if options.pop("sealed", None) is not None:
-        raise UnsupportedOption(
-            "sealed is not an option of the torch operator; leave sealed out, or call pagecore.paged_attention"
-        )
+    take_sealed(options)
     if type(options.get("plan")) is ops.AttentionPlan:
         raise UnsupportedOption(
             "plan is an AttentionPlan, which the torch operator does not take; pass the result of "

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.interop.torch.arguments import SEALED_PLANES
 from pagecore.interop.torch.plans import check_lengths, check_plan, empty_plan
 
 _CODES = (torch.int8, torch.uint8)
@@ -53,6 +54,14 @@ def _paged_attention_out(
 def _merge_attention(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> Any:
     _check_traced(("out_a", out_a, 3), ("lse_a", lse_a, 2), ("out_b", out_b, 3), ("lse_b", lse_b, 2))
     return out_a.new_empty(out_a.shape), lse_a.new_empty(lse_a.shape)
+
+
+def _seal_kv(key_cache: Any, value_cache: Any, *arrays: Any) -> None:
+    *planes, pairs = arrays
+    _check_traced(("key_cache", key_cache, 4), ("value_cache", value_cache, 4))
+    written = dict(zip(SEALED_PLANES, planes, strict=True))
+    _refuse_meta_mix(key_cache, pairs=pairs, **written)
+    _refuse_symbolic_offset(**written)
 
 
 def _copy_blocks(caches: list[Any], pairs: Any, **_: bool) -> None:
@@ -102,5 +111,6 @@ FAKES: dict[str, Callable[..., Any]] = {
     "paged_attention_lse": _paged_attention_lse,
     "paged_attention_out": _paged_attention_out,
     "merge_attention": _merge_attention,
+    "seal_kv": _seal_kv,
     "copy_blocks": _copy_blocks,
 }

@@ -56,6 +56,9 @@ def _window(left: int, right: int) -> tuple[int, int] | None:
 
 
 def _paged_attention(*arrays: Any, window_left: int = -1, window_right: int = -1, **options: Any) -> Any:
+    planes = {name: options.pop(f"sealed_{name}", None) for name in ops.SealedBlocks._fields}
+    if any(plane is not None for plane in planes.values()):
+        options["sealed"] = ops.SealedBlocks(**planes)
     return ops.paged_attention(*arrays, window=_window(window_left, window_right), **options)
 
 
@@ -73,6 +76,11 @@ def _merge_attention(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> Any:
     return ops.merge_attention(out_a, lse_a, out_b, lse_b)
 
 
+def _seal_kv(key_cache: Any, value_cache: Any, *arrays: Any) -> None:
+    *planes, pairs = arrays
+    ops.seal_kv(key_cache, value_cache, ops.SealedBlocks(*planes), pairs)
+
+
 def _copy_blocks(caches: list[Any], pairs: Any, *, independent: bool = False) -> None:
     ops.copy_blocks(caches, pairs, independent=independent)
 
@@ -84,5 +92,6 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "paged_attention_lse": _paged_attention_lse,
     "paged_attention_out": _paged_attention_out,
     "merge_attention": _merge_attention,
+    "seal_kv": _seal_kv,
     "copy_blocks": _copy_blocks,
 }

@@ -14,7 +14,8 @@ _ATTENTION = (
     "Tensor? key_scale=None, Tensor? value_scale=None, Tensor? plan=None, float key_global_scale=1.0, "
     "float value_global_scale=1.0, Tensor? blocks=None, Tensor? block_counts=None, Tensor? indices=None, "
     "Tensor? index_counts=None, int? chunk=None, int sink_tokens=0, Tensor? tree_mask=None, "
-    "Tensor? positions=None"
+    "Tensor? positions=None, Tensor? sealed_key=None, Tensor? sealed_value=None, Tensor? sealed_key_scale=None, "
+    "Tensor? sealed_value_scale=None, Tensor? sealed_block_table=None, Tensor? sealed_lens=None"
 )
 _PLAN = (
     "Tensor? cu_query_lens, Tensor seq_lens, *, SymInt num_tokens, int num_query_heads, int num_kv_heads, "
@@ -27,6 +28,10 @@ _WRITE = (
     "Tensor(d!)? value_scale_cache=None, float key_global_scale=1.0, float value_global_scale=1.0, str? format=None, "
     "Tensor(e!)? key_min=None, Tensor(f!)? key_max=None, Tensor(g!)? label=None, Tensor? label_channels=None"
 )
+_SEAL = (
+    "Tensor key_cache, Tensor value_cache, Tensor(a!) sealed_key, Tensor(b!) sealed_value, "
+    "Tensor(c!) sealed_key_scale, Tensor(d!) sealed_value_scale, Tensor pairs"
+)
 _SCHEMAS = {
     "write_kv": f"({_WRITE}) -> ()",
     "plan_attention": f"({_PLAN}) -> Tensor",
@@ -34,6 +39,7 @@ _SCHEMAS = {
     "paged_attention_lse": f"({_ATTENTION.format(out='')}) -> (Tensor, Tensor)",
     "paged_attention_out": f"({_ATTENTION.format(out='Tensor(a!) out, ')}) -> ()",
     "merge_attention": "(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b) -> (Tensor, Tensor)",
+    "seal_kv": f"({_SEAL}) -> ()",
     "copy_blocks": "(Tensor(a!)[] caches, Tensor pairs, *, bool independent=False) -> ()",
 }
 # Sparse tensors reach the kernels, too: pagecore's error names the argument, torch's error would list its backends.
@@ -60,4 +66,5 @@ paged_attention = torch.ops.pagecore.paged_attention.default
 paged_attention_lse = torch.ops.pagecore.paged_attention_lse.default
 paged_attention_out = torch.ops.pagecore.paged_attention_out.default
 merge_attention = torch.ops.pagecore.merge_attention.default
+seal_kv = torch.ops.pagecore.seal_kv.default
 copy_blocks = torch.ops.pagecore.copy_blocks.default

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from pagecore.errors import UnsupportedOption, shown
 from pagecore.interop.torch import registration
 from pagecore.interop.torch.arguments import (
+    SEALED_PLANES,
     WRITE_ARRAYS,
     Scale,
     check_arguments,
@@ -16,6 +18,7 @@ from pagecore.interop.torch.arguments import (
     per_head_scale,
     refuse_stream,
 )
+from pagecore.ops import SealedBlocks
 
 
 def write_kv(
@@ -60,6 +63,32 @@ def write_kv(
             options[f"{name}_cache" if is_plane(scale) else name] = per_head_scale(scale, key_cache)
     check_arguments(key, value, key_cache, value_cache, slot_mapping, options=options, names=WRITE_ARRAYS)
     registration.write_kv(key, value, key_cache, value_cache, slot_mapping, **options)
+
+
+def seal_kv(key_cache: torch.Tensor, value_cache: torch.Tensor, sealed: SealedBlocks, pairs: torch.Tensor) -> None:
+    """Quantise whole blocks of keys and values to sealed blocks: `pagecore.seal_kv` as a torch operator.
+
+    Parameters
+    ----------
+    key_cache, value_cache : Tensor, [num_blocks, block_size, Hkv, D] and [num_blocks, block_size, Hkv, Dv]
+        Plain caches of the newest tokens. All tensors are on one device, except that `pairs` may be on the host.
+    sealed : SealedBlocks
+        Of tensors, the first four of which are mutated.
+    pairs : Tensor, integers [n, 2]
+        (block of the plain caches, sealed block).
+
+    Raises
+    ------
+    UnsupportedDtype
+        An array is not a torch tensor.
+    PagecoreError
+        As `pagecore.seal_kv`. Block 0 is the null block.
+    """
+    if not isinstance(sealed, SealedBlocks):
+        raise UnsupportedOption(f"sealed is {shown(sealed)}; pass a SealedBlocks")
+    arrays = (key_cache, value_cache, *sealed[: len(SEALED_PLANES)], pairs)
+    check_arguments(*arrays, names=" ".join(("key_cache value_cache", *SEALED_PLANES, "pairs")))
+    registration.seal_kv(*arrays)
 
 
 def copy_blocks(

@@ -1,0 +1,105 @@
+"""torch operators over sealed blocks: opcheck, parity with pagecore's own functions, compiled graphs, and refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pagecore import SealedBlocks, ops
+from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
+from tests.interop.steps import torch
+from tests.ops.cases import Shape
+from tests.ops.sealed_cases import empty_sealed, make_sealed_case
+
+import pagecore.interop.torch as interop  # isort: skip  # after steps, which skips where torch is missing
+
+# Raised by a module of torch that inductor imports.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+SHAPE = Shape((70, 33), (3, 1), heads=(4, 2), dims=(16, 32))
+
+
+def case() -> tuple[list[Any], SealedBlocks, dict[str, Any]]:
+    """Return the arrays of a call, its sealed blocks, and its options."""
+    made = make_sealed_case(SHAPE, (2, 4), (16, 16))
+    options = {name: torch.from_numpy(np.asarray(each)) for name, each in made.plain.options.items()}
+    return [*map(torch.from_numpy, made.plain.arrays)], SealedBlocks(*map(torch.from_numpy, made.sealed)), options
+
+
+def caches() -> tuple[Any, Any, SealedBlocks]:
+    key, value = (torch.from_numpy(np.random.default_rng(dim).normal(size=(4, 16, 2, dim))) for dim in (16, 32))
+    sealed = SealedBlocks(*map(torch.from_numpy, empty_sealed(6, (16, 2, 16, 32), (2, 4), (16, 16))[:4]))
+    return key.float(), value.bfloat16(), sealed
+
+
+def test_operators_pass_opcheck():
+    arrays, sealed, options = case()
+    named = {f"sealed_{name}": each for name, each in sealed._asdict().items()}
+    torch.library.opcheck(torch.ops.pagecore.paged_attention.default, arrays, options | named)
+    key, value, target = caches()
+    # Poisoned scales are NaN, which opcheck finds unequal.
+    target = SealedBlocks(*(torch.zeros_like(plane) for plane in target[:4]))
+    pairs = torch.tensor([[1, 5], [3, 2]])
+    torch.library.opcheck(torch.ops.pagecore.seal_kv.default, (key, value, *target[:4], pairs))
+
+
+def test_attention_equals_that_of_pagecore():
+    arrays, sealed, options = case()
+    expected = ops.paged_attention(*arrays, sealed=sealed, **options, return_lse=True)
+    found = interop.paged_attention(*arrays, sealed=sealed, **options, return_lse=True)
+    assert all(map(torch.equal, found, expected))
+    out = torch.full_like(expected[0], torch.nan)
+    lengths = arrays[4]
+    plan = interop.plan_attention(
+        options["cu_query_lens"], lengths, num_query_heads=4, num_kv_heads=2, num_tokens=len(out)
+    )
+    interop.paged_attention(*arrays, sealed=sealed, **options, out=out, plan=plan)
+    assert torch.equal(out, expected[0])
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_compiled_graph_seals_and_reads(backend):
+    arrays, sealed, options = case()
+
+    def step(query, key, value, table, lens, sealed, pairs):
+        interop.seal_kv(key, value, sealed, pairs)
+        return interop.paged_attention(query, key, value, table, lens, sealed=sealed, **options)
+
+    # Block 1 of the plain caches becomes a sealed block that no sequence has.
+    unused = next(block for block in range(1, len(sealed.key)) if block not in sealed.block_table)
+    pairs = torch.tensor([[1, unused]])
+    arrays[1][1], arrays[2][1] = 0.5, torch.arange(32).float()
+    twin = SealedBlocks(*(each.clone() for each in sealed))
+    found = torch.compile(step, fullgraph=True, backend=backend)(*arrays, sealed, pairs)
+    assert torch.equal(found, step(*arrays, twin, pairs))
+    assert torch.equal(sealed.value[unused], twin.value[unused])
+    assert (sealed.key[unused] == 0).all()
+
+
+def test_sealed_bytes_equal_those_of_pagecore():
+    key, value, ours = caches()
+    theirs = SealedBlocks(*(each.clone() for each in ours[:4]))
+    for pairs in (torch.tensor([[1, 5], [3, 2]]), torch.tensor([[2, 1]], dtype=torch.int32)):
+        interop.seal_kv(key, value, ours, pairs)
+        ops.seal_kv(key, value, theirs, pairs)
+    for found, expected in zip(ours[:4], theirs[:4], strict=True):
+        assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+
+
+def test_refusals():
+    arrays, sealed, options = case()
+    key, value, target = caches()
+    pairs = torch.tensor([[1, 5]])
+    with pytest.raises(UnsupportedOption, match="sealed is 0; pass a SealedBlocks"):
+        interop.paged_attention(*arrays, sealed=0, **options)
+    with pytest.raises(UnsupportedOption, match="sealed is None; pass a SealedBlocks"):
+        interop.seal_kv(key, value, None, pairs)
+    with pytest.raises(UnsupportedDtype, match="sealed_key is a numpy"):
+        interop.paged_attention(*arrays, sealed=sealed._replace(key=sealed.key.numpy()), **options)
+    with pytest.raises(UnsupportedDtype, match="sealed_value is a list; expected"):
+        interop.seal_kv(key, value, target._replace(value=[1]), pairs)
+    with pytest.raises(UnsupportedDtype, match="pairs is a list"):
+        interop.seal_kv(key, value, target, [(1, 5)])
+    with pytest.raises(ShapeError, match="key_cache has shape"):
+        interop.seal_kv(key[0], value, target, pairs)
