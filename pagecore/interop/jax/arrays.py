@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from pagecore.arrays import Tensor, as_tensor, like
 from pagecore.cache import Batch
@@ -88,6 +89,11 @@ class StepArrays(NamedTuple):
     cu_query_lens : array, [max_sequences + 1]
     block_table : array, [max_sequences, max_blocks]
         One row for each sequence of the batch, in the order of the batch.
+    sealed_block_table : array, [max_sequences, max_blocks], or None
+        The same of the sealed blocks of a layer that has some; `slot_mapping` and `block_table` are then those of its
+        newest tokens.
+    sealed_lens : array, [max_sequences], or None
+        Tokens of each sequence in sealed blocks.
     """
 
     positions: Any
@@ -95,6 +101,8 @@ class StepArrays(NamedTuple):
     seq_lens: Any
     cu_query_lens: Any
     block_table: Any
+    sealed_block_table: Any = None
+    sealed_lens: Any = None
 
 
 def step_arrays(batch: Batch, layer: int = 0, *, max_blocks: int | None = None) -> StepArrays:
@@ -123,29 +131,33 @@ def step_arrays(batch: Batch, layer: int = 0, *, max_blocks: int | None = None) 
     ShapeError
         A sequence holds more than `max_blocks` blocks, or `max_blocks` is less than 1 or above the capacity of a row.
     UnsupportedOption
-        The slots are int64 and JAX has no 64-bit integers (x64 is off); or the layer has sealed blocks.
+        The slots are int64 and JAX has no 64-bit integers (x64 is off).
     DeviceError
         The cache of the batch is on CUDA.
     """
     group = batch.group(layer)
-    if group.sealed is not None:
-        raise UnsupportedOption(
-            f"layer {layer} has sealed blocks (format kivi2 or kivi4), which the operators of JAX do not read; use "
-            "cache.write and cache.attend, or another format, such as 'int4_token'"
-        )
     slots = group.slot_mapping.numpy()
     if slots.dtype == np.int64 and not jax.config.jax_enable_x64:
         raise UnsupportedOption(
             "slot mappings are int64, which JAX would truncate; make the cache with index_dtype='int32', or set "
             "jax_enable_x64"
         )
-    table, lens = group.block_table.numpy(), batch.seq_lens.numpy().copy()
+    tables = [group.block_table] if group.sealed is None else [group.block_table, group.sealed.block_table]
+    picked = [_picked(table.numpy(), batch.rows.numpy(), max_blocks) for table in tables]
+    lens, cu_query_lens = batch.seq_lens.numpy().copy(), batch.cu_query_lens.numpy().copy()
+    made = StepArrays(batch.positions.numpy().copy(), slots.copy(), lens, cu_query_lens, picked[0])
+    if group.sealed is None:
+        return made
+    return made._replace(sealed_block_table=picked[1], sealed_lens=group.sealed.lens.numpy().copy())
+
+
+def _picked(table: NDArray[np.int32], batch_rows: NDArray[np.int32], max_blocks: int | None) -> NDArray[np.int32]:
+    """Return the rows of a block table that a batch lists, `max_blocks` wide."""
     width = table.shape[1] if max_blocks is None else require_int("max_blocks", max_blocks, max=None)
     if width > table.shape[1]:
         raise ShapeError(f"max_blocks is {width}; it must be at most {table.shape[1]}, the capacity of a row")
-    rows = table[batch.rows.numpy()]
+    rows = table[batch_rows]
     if rows[:, width:].any():
         needed = np.flatnonzero(rows.any(axis=0))[-1] + 1
         raise ShapeError(f"max_blocks is {max_blocks}, but a sequence holds {needed} blocks; pass at least {needed}")
-    picked = np.ascontiguousarray(rows[:, :width])
-    return StepArrays(batch.positions.numpy().copy(), slots.copy(), lens, batch.cu_query_lens.numpy().copy(), picked)
+    return np.ascontiguousarray(rows[:, :width])

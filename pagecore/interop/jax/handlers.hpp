@@ -6,13 +6,14 @@
 #pragma once
 
 #include <atomic>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <utility>
+#include <span>
 
+#include "pagecore/interop/jax/buffers.hpp"
 #include "pagecore/interop/jax/call_frame.hpp"
+#include "pagecore/interop/jax/sealed_buffers.hpp"
 #include "pagecore/ops/cpu/host_calls.hpp"
 
 namespace pagecore::xla {
@@ -23,164 +24,6 @@ struct Host {
   const std::atomic<int64_t>* num_threads = nullptr;
 };
 inline constinit Host host;
-
-// Optional arguments, after the required ones. The attribute "given" of a call has a bit for each that is present.
-enum Optional : int64_t {
-  kLayer,
-  kRows,
-  kCuQueryLens,
-  kSinks,
-  kAlibiSlopes,
-  kMask,
-  kTreeMask,
-  kPositions,
-  kKeyScale,
-  kValueScale,
-  kKeyPlane,
-  kValuePlane,
-  kAddresses
-};
-
-class Options {
- public:
-  explicit Options(CallFrame& frame) : frame_(frame), given_(frame.integer("given")) {}
-
-  // Call in the order of the enumeration.
-  [[nodiscard]] const XLA_FFI_Buffer* next(Optional option) {
-    return (given_ >> option & 1) != 0 ? &frame_.next_argument() : nullptr;
-  }
-
- private:
-  CallFrame& frame_;
-  int64_t given_;
-};
-
-// ---- buffers as arguments of the operations
-
-[[nodiscard]] inline Float float_type(const XLA_FFI_Buffer& buffer) {
-  switch (buffer.dtype) {
-    case XLA_FFI_DataType_F32: return Float::F32;
-    case XLA_FFI_DataType_F16: return Float::F16;
-    case XLA_FFI_DataType_BF16: return Float::BF16;
-    default: fail(ErrorKind::Internal, "pagecore is inconsistent: XLA dtype ", buffer.dtype, " is not a float");
-  }
-}
-
-[[nodiscard]] inline Float stored_type(const XLA_FFI_Buffer& buffer) {
-  switch (buffer.dtype) {
-    case XLA_FFI_DataType_F8E4M3FN: return Float::F8E4M3FN;
-    case XLA_FFI_DataType_F8E5M2: return Float::F8E5M2;
-    case XLA_FFI_DataType_S8: return Float::I8;
-    case XLA_FFI_DataType_U8: return Float::U8;
-    default: return float_type(buffer);
-  }
-}
-
-[[nodiscard]] inline bool is_wide(const XLA_FFI_Buffer& buffer) {
-  PC_ASSERT(buffer.dtype == XLA_FFI_DataType_S64 || buffer.dtype == XLA_FFI_DataType_S32);
-  return buffer.dtype == XLA_FFI_DataType_S64;
-}
-
-[[nodiscard]] inline TokenArray rows_of(const XLA_FFI_Buffer& buffer) {
-  PC_ASSERT(buffer.rank == 3);
-  TokenArray rows{static_cast<char*>(buffer.data), float_type(buffer), buffer.dims[0], buffer.dims[1], buffer.dims[2]};
-  rows.head_stride = rows.dim * size_of(rows.type);
-  rows.token_stride = rows.num_heads * rows.head_stride;
-  return rows;
-}
-
-[[nodiscard]] inline Indices indices_of(const XLA_FFI_Buffer* buffer) {
-  if (buffer == nullptr) return {};
-  PC_ASSERT(buffer->rank <= 1);
-  const bool wide = is_wide(*buffer);
-  return {static_cast<const char*>(buffer->data), buffer->rank == 0 ? 1 : buffer->dims[0], wide ? 8 : 4, wide};
-}
-
-// Bits of a tree: int32 [num_tokens, 2 * words], low halves first.
-[[nodiscard]] inline cpu::Tree tree_of(const XLA_FFI_Buffer* buffer) {
-  if (buffer == nullptr) return {};
-  PC_ASSERT(buffer->rank == 2 && !is_wide(*buffer) && buffer->dims[1] % 2 == 0);
-  return {static_cast<const uint64_t*>(buffer->data), buffer->dims[1] / 2, {}};
-}
-
-[[nodiscard]] inline Table table_of(const XLA_FFI_Buffer& buffer) {
-  PC_ASSERT(buffer.rank == 2);
-  const bool wide = is_wide(buffer);
-  return {static_cast<const char*>(buffer.data), buffer.dims[0], buffer.dims[1], buffer.dims[1] * (wide ? 8 : 4), wide};
-}
-
-[[nodiscard]] inline PerHead per_head(const XLA_FFI_Buffer* buffer) {
-  if (buffer == nullptr) return {};
-  PC_ASSERT(buffer->rank == 1);
-  const Float type = float_type(*buffer);
-  return {static_cast<const char*>(buffer->data), type, size_of(type)};
-}
-
-// Checked float32 scales; an eager call makes the same checks when it reads its arguments.
-[[nodiscard]] inline PerHead scales_of(const XLA_FFI_Buffer* buffer, const char* name, bool divides) {
-  const PerHead scales = per_head(buffer);
-  for (int64_t i = 0; buffer != nullptr && i < buffer->dims[0]; ++i) {
-    PC_ASSERT(scales.type == Float::F32);
-    const float scale = static_cast<const float*>(buffer->data)[i];
-    PC_EXPECTS(std::isfinite(scale) && !(divides && scale == 0.0f), UnsupportedOption, name, " holds ", scale,
-               "; as a float32 it must be finite", divides ? ", and not 0 to be divided by" : "");
-  }
-  return scales;
-}
-
-// Axes of cache arrays: [layer,] block, token, head, dim, or with heads before tokens.
-class CacheView {
- public:
-  CacheView(CallFrame& frame, const XLA_FFI_Buffer* layer)
-      : heads_first_(frame.integer("heads_first") != 0), layer_(layer) {}
-
-  // `plane` holds the stored scales of the format; null if it has none.
-  [[nodiscard]] Cache of(const XLA_FFI_Buffer& codes, int64_t format, const XLA_FFI_Buffer* plane) const {
-    const Strided at = strided(codes);
-    Cache cache{at.data, stored_type(codes)};
-    cache.format = static_cast<Format>(format);
-    cache.num_blocks = at.dims[0];
-    cache.block_size = at.dims[heads_first_ ? 2 : 1];
-    cache.num_heads = at.dims[heads_first_ ? 1 : 2];
-    cache.dim = at.dims[3] * (cache.type == Float::U8 ? 2 : 1);
-    cache.block_stride = at.block_stride;
-    cache.token_stride = at.token_stride;
-    cache.head_stride = at.head_stride;
-    if (plane != nullptr) {
-      const Strided scales = strided(*plane);
-      cache.scales = {scales.data, scales.block_stride, scales.token_stride, scales.head_stride};
-    }
-    return cache;
-  }
-
- private:
-  // One layer of a buffer, with strides in bytes.
-  struct Strided {
-    char* data;
-    const int64_t* dims;
-    int64_t block_stride;
-    int64_t token_stride;
-    int64_t head_stride;
-  };
-
-  [[nodiscard]] Strided strided(const XLA_FFI_Buffer& buffer) const {
-    PC_ASSERT(buffer.rank == (layer_ == nullptr ? 4 : 5));
-    const int64_t* dims = buffer.dims + (layer_ == nullptr ? 0 : 1);
-    const int64_t row = dims[3] * size_of(stored_type(buffer)), inner = dims[2] * row;
-    Strided at{static_cast<char*>(buffer.data), dims, dims[1] * inner, inner, row};
-    if (heads_first_) std::swap(at.token_stride, at.head_stride);
-    if (layer_ != nullptr) {
-      const int64_t layer = indices_of(layer_).at(0);
-      PC_EXPECTS(layer >= 0 && layer < buffer.dims[0], ShapeError, "layer is ", layer, " and the caches hold ",
-                 buffer.dims[0], " layers; layers start at 0");
-      at.data += layer * dims[0] * at.block_stride;
-    }
-    return at;
-  }
-
-  bool heads_first_;
-  const XLA_FFI_Buffer* layer_;  // null: an array holds one layer
-};
 
 // ---- custom calls
 
@@ -209,7 +52,8 @@ inline XLA_FFI_Error* paged_attention(XLA_FFI_CallFrame* call) noexcept {
     args.table = table_of(frame.next_argument());
     args.seq_lens = indices_of(&frame.next_argument());
     Options options(frame);
-    const CacheView view(frame, options.next(kLayer));
+    const XLA_FFI_Buffer* layer = options.next(kLayer);
+    const CacheView view(frame, layer);
     args.query = rows_of(query);
     args.rows = indices_of(options.next(kRows));
     args.cu_query_lens = indices_of(options.next(kCuQueryLens));
@@ -232,6 +76,14 @@ inline XLA_FFI_Error* paged_attention(XLA_FFI_CallFrame* call) noexcept {
     args.value_scale = scales_of(options.next(kValueScale), "value_scale", false);
     args.key = view.of(keys, frame.integer("key_format"), options.next(kKeyPlane));
     args.value = view.of(values, frame.integer("value_format"), options.next(kValuePlane));
+    const SealedPlanes planes = SealedPlanes::next(options);
+    if (planes.key != nullptr) {
+      args.sealed.key = sealed_keys(planes, layer, frame.integer("key_bits"));
+      args.sealed.value = sealed_values(planes, layer, frame.integer("value_bits"));
+      args.sealed.num_blocks = num_sealed_blocks(planes, layer);
+      args.sealed.table = table_of(*options.next(kSealedTable));
+      args.sealed.lens = indices_of(options.next(kSealedLens));
+    }
     args.out = rows_of(frame.next_result());
     if (frame.has_more_results()) {
       args.lse = {static_cast<char*>(frame.next_result().data), args.out.num_tokens, args.out.num_heads * 4, 4};
@@ -253,37 +105,33 @@ inline XLA_FFI_Error* paged_attention(XLA_FFI_CallFrame* call) noexcept {
   return result;
 }
 
-// The arrays that a write changes. A plane of scales is null if the cache has none.
+// An array that a call changes; null for a plane that the caches do not have.
 struct Written {
-  const XLA_FFI_Buffer* key_cache;
-  const XLA_FFI_Buffer* value_cache;
-  const XLA_FFI_Buffer* key_scale;
-  const XLA_FFI_Buffer* value_scale;
-
-  // Replaces each array by its result.
-  void take_results(CallFrame& frame) {
-    for (const XLA_FFI_Buffer** each : {&key_cache, &value_cache, &key_scale, &value_scale}) {
-      if (*each != nullptr) *each = &written_result(frame, **each);
-    }
-  }
-
-  // Fails if XLA has copied an array. `recorded` is the result of addresses() before XLA could copy one.
-  void check_addresses(const XLA_FFI_Buffer* recorded) const {
-    if (recorded == nullptr) return;
-    const std::pair<const XLA_FFI_Buffer*, const char*> named[] = {
-        {key_cache, "key_cache"}, {value_cache, "value_cache"}, {key_scale, "key_scale"}, {value_scale, "value_scale"}};
-    const char* next = static_cast<const char*>(recorded->data);
-    for (const auto& [buffer, name] : named) {
-      if (buffer == nullptr) continue;
-      uint64_t before;
-      std::memcpy(&before, next, sizeof before);
-      next += sizeof before;
-      PC_EXPECTS(before == reinterpret_cast<uintptr_t>(buffer->data), UnsupportedOption, name,
-                 " was copied, because its old contents are used after this write, or because it is sharded; use the "
-                 "returned array from here on, and jax.shard_map over devices, or pass copy=None to allow the copy");
-    }
-  }
+  const XLA_FFI_Buffer* buffer;
+  const char* name;
 };
+
+// Fails if XLA has copied an array. `recorded` is the result of addresses() before XLA could copy one.
+inline void check_addresses(std::span<const Written> written, const XLA_FFI_Buffer* recorded) {
+  if (recorded == nullptr) return;
+  const char* next = static_cast<const char*>(recorded->data);
+  for (const Written& each : written) {
+    if (each.buffer == nullptr) continue;
+    uint64_t before;
+    std::memcpy(&before, next, sizeof before);
+    next += sizeof before;
+    PC_EXPECTS(before == reinterpret_cast<uintptr_t>(each.buffer->data), UnsupportedOption, each.name,
+               " was copied, because its old contents are used after this write, or because it is sharded; use the "
+               "returned array from here on, and jax.shard_map over devices, or pass copy=None to allow the copy");
+  }
+}
+
+// Replaces each array by its result.
+inline void take_results(CallFrame& frame, std::span<Written> written) {
+  for (Written& each : written) {
+    if (each.buffer != nullptr) each.buffer = &written_result(frame, *each.buffer);
+  }
+}
 
 // key, value, key_cache, value_cache, slot_mapping, options -> key_cache, value_cache[, key_plane][, value_plane]
 inline XLA_FFI_Error* write_kv(XLA_FFI_CallFrame* call) noexcept {
@@ -291,22 +139,59 @@ inline XLA_FFI_Error* write_kv(XLA_FFI_CallFrame* call) noexcept {
     WriteArgs args;
     args.key = rows_of(frame.next_argument());
     args.value = rows_of(frame.next_argument());
-    Written written{&frame.next_argument(), &frame.next_argument(), nullptr, nullptr};
+    const XLA_FFI_Buffer& keys = frame.next_argument();
+    const XLA_FFI_Buffer& values = frame.next_argument();
     args.slots = indices_of(&frame.next_argument());
     Options options(frame);
     const CacheView view(frame, options.next(kLayer));
     args.key_scale = scales_of(options.next(kKeyScale), "key_scale", true);
     args.value_scale = scales_of(options.next(kValueScale), "value_scale", true);
-    written.key_scale = options.next(kKeyPlane);
-    written.value_scale = options.next(kValuePlane);
-    written.check_addresses(options.next(kAddresses));
-    written.take_results(frame);
-    args.key_cache = view.of(*written.key_cache, frame.integer("key_format"), written.key_scale);
-    args.value_cache = view.of(*written.value_cache, frame.integer("value_format"), written.value_scale);
+    const XLA_FFI_Buffer* key_plane = options.next(kKeyPlane);
+    const XLA_FFI_Buffer* value_plane = options.next(kValuePlane);
+    Written written[] = {
+        {&keys, "key_cache"}, {&values, "value_cache"}, {key_plane, "key_scale"}, {value_plane, "value_scale"}};
+    check_addresses(written, options.next(kAddresses));
+    take_results(frame, written);
+    args.key_cache = view.of(*written[0].buffer, frame.integer("key_format"), written[2].buffer);
+    args.value_cache = view.of(*written[1].buffer, frame.integer("value_format"), written[3].buffer);
     args.four_over_six = frame.integer("four_over_six") != 0;
     PC_ASSERT(frame.is_done());
     const PlainArithmetic arithmetic;
     return host.calls->write_kv(args, threads_of_a_call(), failure);
+  });
+}
+
+// key_cache, value_cache, pairs, options -> sealed key, value, key_scale, value_scale
+inline XLA_FFI_Error* seal_kv(XLA_FFI_CallFrame* call) noexcept {
+  return serve(call, [](CallFrame& frame, cpu::Failure& failure) {
+    const XLA_FFI_Buffer& keys = frame.next_argument();
+    const XLA_FFI_Buffer& values = frame.next_argument();
+    const XLA_FFI_Buffer& pairs = frame.next_argument();
+    Options options(frame);
+    const XLA_FFI_Buffer* layer = options.next(kLayer);
+    const CacheView view(frame, layer);
+    const SealedPlanes given = SealedPlanes::next(options);
+    Written written[] = {{given.key, "sealed key"},
+                         {given.value, "sealed value"},
+                         {given.key_scale, "sealed key_scale"},
+                         {given.value_scale, "sealed value_scale"}};
+    check_addresses(written, options.next(kAddresses));
+    take_results(frame, written);
+    const SealedPlanes planes = {written[0].buffer, written[1].buffer, written[2].buffer, written[3].buffer};
+    SealArgs args;
+    args.key = view.of(keys, 0, nullptr);
+    args.value = view.of(values, 0, nullptr);
+    args.sealed_key = sealed_keys(planes, layer, frame.integer("key_bits"));
+    args.sealed_value = sealed_values(planes, layer, frame.integer("value_bits"));
+    args.num_sealed = num_sealed_blocks(planes, layer);
+    PC_ASSERT(pairs.rank == 2 && pairs.dims[1] == 2 && frame.is_done());
+    const bool wide = is_wide(pairs);
+    const int64_t width = wide ? 8 : 4;
+    const char* const data = static_cast<const char*>(pairs.data);
+    args.sources = {data, pairs.dims[0], 2 * width, wide};
+    args.targets = {data + width, pairs.dims[0], 2 * width, wide};
+    const PlainArithmetic arithmetic;
+    return host.calls->seal_blocks(args, threads_of_a_call(), failure);
   });
 }
 

@@ -22,6 +22,8 @@ from pagecore.interop.jax.arguments import (
     tree_words,
 )
 from pagecore.interop.jax.caches import CachePair, Layout
+from pagecore.interop.jax.sealed import sealed_operands
+from pagecore.ops import SealedBlocks
 from pagecore.ops.arguments._arguments import SMALLEST_SOFTCAP
 
 # Optional operands in the order of `Optional` in handlers.hpp; an attribute of the call lists those that are present.
@@ -38,6 +40,12 @@ OPTIONAL = (
     "value_scale",
     "key_plane",
     "value_plane",
+    "sealed_key",
+    "sealed_value",
+    "sealed_key_scale",
+    "sealed_value_scale",
+    "sealed_block_table",
+    "sealed_lens",
     "addresses",
 )
 WRITTEN = (2, 3)  # positions of the caches among the arrays of write_kv
@@ -67,6 +75,7 @@ def paged_attention(
     value_scale: Any = None,
     key_global_scale: float = 1.0,
     value_global_scale: float = 1.0,
+    sealed: SealedBlocks | None = None,
     return_lse: bool = False,
     layer: Any = None,
     layout: Layout = "NHD",
@@ -95,6 +104,9 @@ def paged_attention(
         scales of a format, with the axes of the caches. May be traced.
     key_global_scale, value_global_scale : float
         Given factor of an "nvfp4" cache; must be known when the function is traced.
+    sealed : SealedBlocks, optional
+        As in `pagecore.paged_attention`, of arrays of JAX; with `layer`, the four planes are stacked like the caches. A
+        SealedBlocks is a pytree.
     layer : int or integer array, [], optional
         Index of the layer in stacked caches. May be traced, as in a scan over layers. The caches are not sliced or
         copied.
@@ -140,12 +152,14 @@ def paged_attention(
             f"sink_tokens is {limits[2]} and tree_mask is given; attend with mask, which lists every key, and leave "
             "sink_tokens out"
         )
-    attributes = cache.attributes() | _attributes(dim**-0.5 if scale is None else scale, softcap, causal, limits)
+    older, bits = sealed_operands(sealed, cache, lens.shape[0], table.shape[0])
+    optional |= older
+    attributes = cache.attributes() | bits | _attributes(dim**-0.5 if scale is None else scale, softcap, causal, limits)
     results = [jax.ShapeDtypeStruct((num_tokens, num_heads, cache.value.dim), query.dtype)]
     if switch(return_lse, "return_lse"):
         results.append(jax.ShapeDtypeStruct((num_tokens, num_heads), np.float32))
     arrays = (query, key_cache, value_cache, table, lens)
-    returned = _call("paged_attention", arrays, results, optional, attributes)
+    returned = call_native("paged_attention", arrays, results, optional, attributes)
     return tuple(returned) if return_lse else returned[0]
 
 
@@ -285,14 +299,14 @@ def write_kv(
     named = {"key_cache": key_cache, "value_cache": value_cache}
     named |= {f"{name.removesuffix('_plane')}_scale": plane for name, plane in cache.planes.items()}
     if copy is False and not jax.config.jax_disable_jit:
-        optional["addresses"] = _addresses(named)
+        optional["addresses"] = addresses_of(named, "write_kv")
     attributes = cache.attributes() | {"four_over_six": np.int64(_is_four_over_six(cache, four_over_six))}
     results = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in named.values()]
     arrays = (key, value, key_cache, value_cache, slots)
-    return tuple(_call("write_kv", arrays, results, optional, attributes, (*WRITTEN, *cache.planes)))
+    return tuple(call_native("write_kv", arrays, results, optional, attributes, (*WRITTEN, *cache.planes)))
 
 
-def _addresses(written: dict[str, jax.Array]) -> jax.Array:
+def addresses_of(written: dict[str, jax.Array], operation: str) -> jax.Array:
     """Return the addresses of the arrays of a write before XLA can copy them."""
     for name, array in written.items():
         if not isinstance(array, jax.core.Tracer):
@@ -301,7 +315,7 @@ def _addresses(written: dict[str, jax.Array]) -> jax.Array:
                 "jitted function, or pass copy=None to allow the copy"
             )
     result = [jax.ShapeDtypeStruct((2 * len(written),), np.uint32)]
-    (addresses,) = _call("addresses", tuple(written.values()), result, operation="write_kv")
+    (addresses,) = call_native("addresses", tuple(written.values()), result, operation=operation)
     return addresses
 
 
@@ -315,7 +329,7 @@ def _is_four_over_six(cache: CachePair, wanted: Any) -> bool:
     return True
 
 
-def _call(
+def call_native(
     target: str,
     arrays: tuple[jax.Array, ...],
     results: list[Any],

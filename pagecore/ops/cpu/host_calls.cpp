@@ -2,6 +2,7 @@
 
 #include <new>
 
+#include "pagecore/ops/cpu/codecs/seal.hpp"
 #include "pagecore/ops/cpu/ops.hpp"
 
 namespace pagecore::cpu {
@@ -28,6 +29,9 @@ constexpr HostCalls kCalls{
     },
     .write_kv = [](const WriteArgs& args, int64_t num_threads, Failure& failure) noexcept -> bool {
       return attempt([&] { write_kv(args, num_threads); }, failure);
+    },
+    .seal_blocks = [](const SealArgs& args, int64_t num_threads, Failure& failure) noexcept -> bool {
+      return attempt([&] { seal_blocks(args, num_threads); }, failure);
     },
 };
 

@@ -16,11 +16,12 @@ struct Failure {
   std::string message;
 };
 
-// The functions of ops.hpp, callable from any thread. They return false after an error; `failure` then describes it,
-// and nothing was written.
+// The functions of ops.hpp and codecs/seal.hpp, callable from any thread. They return false after an error; `failure`
+// then describes it, and nothing was written.
 struct HostCalls {
   bool (*attention)(const AttentionArgs& args, int64_t num_threads, Failure& failure) noexcept;
   bool (*write_kv)(const WriteArgs& args, int64_t num_threads, Failure& failure) noexcept;
+  bool (*seal_blocks)(const SealArgs& args, int64_t num_threads, Failure& failure) noexcept;
 };
 
 [[nodiscard]] const HostCalls& host_calls() noexcept;

@@ -127,11 +127,11 @@ def test_step_arrays_are_copies_of_the_batch(jax, interop):
     sequence = cache.add_sequence(range(6))
     first = interop.step_arrays(cache.prepare([sequence], [6], out=batch))
     assert len(jax.tree.leaves(first)) == 5
-    before = [array.tolist() for array in first]
+    before = [array.tolist() for array in jax.tree.leaves(first)]
     cache.commit(batch)
     cache.append_tokens([sequence], [7])
     second = interop.step_arrays(cache.prepare([sequence], [1], out=batch))
-    assert [array.tolist() for array in first] == before
+    assert [array.tolist() for array in jax.tree.leaves(first)] == before
     assert second.seq_lens.tolist() == [7, 0]
 
 

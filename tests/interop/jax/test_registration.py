@@ -47,7 +47,8 @@ def test_a_jax_without_headers_is_checked_by_xla(jax, interop, monkeypatch, tmp_
         jax.ffi, "register_ffi_target", lambda name, capsule, platform: registered.update({name: platform})
     )
     registration.register()
-    assert registered == dict.fromkeys(("pagecore_paged_attention", "pagecore_write_kv", "pagecore_addresses"), "cpu")
+    targets = ("paged_attention", "write_kv", "seal_kv", "addresses")
+    assert registered == {f"pagecore_{target}": "cpu" for target in targets}
 
 
 def test_without_jax_the_import_error_names_the_package_to_install():
