@@ -58,8 +58,8 @@ class Staging:
         """Raise DeviceError if the stream is being captured into a graph."""
         if self.runtime.is_capturing(stream):
             raise DeviceError(
-                f"stream {stream:#x} is being captured: a graph can use a step, but not prepare, undo, seal or swap one; do "
-                "that before the capture begins, or after it"
+                f"stream {stream:#x} is being captured: a graph can use a step, but not prepare, undo, seal or swap "
+                "one; do that before the capture begins, or after it"
             )
 
     def switch_stream(self, stream: int) -> None:

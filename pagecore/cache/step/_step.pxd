@@ -146,6 +146,9 @@ cdef class StepRecord:
     cdef vector[size_t] users              # threads that currently write or attend with the step
 
     cdef list pair_arrays(self, const vector[vector[BlockCopy]]& pairs)
+    # False for a group of sealed blocks: a step shares those that it does not seal itself, and reads no others. With
+    # `scrub` the copy replaces the bytes of another namespace.
+    cdef bint copies_bytes(self, size_t group) noexcept
     cdef bint has_stale(self) noexcept
     # True if state slots must be zeroed, copied or loaded before the pass.
     cdef bint has_state_moves(self) noexcept

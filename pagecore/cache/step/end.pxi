@@ -364,7 +364,8 @@ cdef int undo_copies(StepRecord step) except -1:
                 step.plan.rows.data(), step.plan.num_sequences, <int64_t>group, step.copies[group].data(),
                 <Py_ssize_t>step.copies[group].size()
             )
-            step.state.num_copied_blocks -= <int64_t>step.copies[group].size()
+            if step.copies_bytes(group):
+                step.state.num_copied_blocks -= <int64_t>step.copies[group].size()
             step.copies[group].clear()
     step.has_uncopied = False
     return 0

@@ -46,7 +46,16 @@ cdef class StepRecord:
 
     def copied(self):
         """Return the copies on write of each group, in the order in which they must run: a tuple of int32 [n, 2]."""
-        return tuple(self.pair_arrays(self.copies))
+        cdef size_t group
+        arrays = self.pair_arrays(self.copies)
+        for group in range(self.copies.size()):
+            if not self.copies_bytes(group):
+                arrays[group] = arrays[group][:0]
+        return tuple(arrays)
+
+    cdef bint copies_bytes(self, size_t group) noexcept:
+        cdef CacheState state = self.state
+        return state.tenants is not None or state.seals is None or not state.seals.has_sealed(<int32_t>group)
 
     def moved_slots(self):
         """Return the slots of each group that the last commit moved, in order: a tuple of int64 [n, 2]."""

@@ -173,7 +173,8 @@ cdef int begin_flight(StepRecord step) except -1:
     for group in range(step.copies.size()):
         step.state.tables.take_copies_raw(<int64_t>group, step.copies[group])
         step.has_uncopied = step.has_uncopied or step.copies[group].size() > 0
-        step.state.num_copied_blocks += <int64_t>step.copies[group].size()
+        if step.copies_bytes(group):
+            step.state.num_copied_blocks += <int64_t>step.copies[group].size()
     if step.cross is not None:
         step.cross.begin(step, step.plan.sequences, step.plan.num_sequences)
     fill_token_ids(step)
