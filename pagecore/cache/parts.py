@@ -162,6 +162,11 @@ class CacheParts:
         return self.groups[: self.tables.num_groups]
 
     @property
+    def cached_groups(self) -> list[Group]:
+        """Groups whose blocks a prefix has: those of tokens, without the tails of sealed blocks, which come last."""
+        return [group for group in self.token_groups if not group.is_tail]
+
+    @property
     def seals_blocks(self) -> bool:
         """True for a cache with sealed blocks."""
         return self.state.seals is not None

@@ -100,6 +100,11 @@ class Layer:
         """True for a layer of a StateSpec."""
         return self.group == STATES
 
+    @property
+    def cached_group(self) -> int:
+        """The group whose blocks a prefix has: that of the sealed blocks, if the layer has any."""
+        return self.group if self.sealed_group is None else self.sealed_group
+
 
 Layers = Spec | Sequence[Spec | Alias]
 

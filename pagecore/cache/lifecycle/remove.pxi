@@ -29,11 +29,14 @@ def remove(CacheState state not None, sequence, rank=None):
         state.wait_for(writer)
         removed = require(state, sequence, False)
         writer = writer_of_last(removed)
-    if state.observer is not None and state.prefix is not None and removed.row >= 0:
-        state.observer.removing(removed)
-        removed = require(state, sequence, False)
     if state.prefix is not None and state.seals is not None and removed.row >= 0:
         seal_whole(state, removed)
+        removed = require(state, sequence, False)
+        if state.observer is not None and removed.row >= 0:
+            number_namespaces(state.prefix, [removed])
+            publish_one(state.prefix, removed, False)
+    if state.observer is not None and state.prefix is not None and removed.row >= 0:
+        state.observer.removing(removed)
         removed = require(state, sequence, False)
     step = <Step>removed.flight
     if step is not None:

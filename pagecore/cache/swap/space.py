@@ -259,3 +259,8 @@ def _check_host(cache: PartsOwner, parts: CacheParts, host: SharedHost, own: dic
         raise UnsupportedOption(
             "the cache has cross-attention layers, whose blocks a host tier leaves out; give the space num_blocks"
         )
+    if parts.seals_blocks:
+        raise UnsupportedOption(
+            "the cache has sealed blocks (format kivi2 or kivi4), and the host tier has no blocks for the newest "
+            "tokens of sequences; give the space num_blocks"
+        )

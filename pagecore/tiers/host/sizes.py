@@ -33,7 +33,7 @@ def size_tier(
     sizes = {"memory": memory, "num_blocks": num_blocks, "ratio": ratio}
     given = [name for name, value in sizes.items() if value is not None]
     states = parts.state.states
-    if not parts.token_groups:
+    if not parts.cached_groups:
         refuse_blocks(num_blocks=num_blocks)
         return [], _slots_alone(parts, memory, num_states, ratio)
     if len(given) != 1:
@@ -45,7 +45,7 @@ def size_tier(
         slots = require_int("num_states", num_states, min=2, max=INT32_MAX)
     if ratio is not None:
         return _scaled(parts, ratio, slots, num_states is None)
-    groups = parts.token_groups
+    groups = parts.cached_groups
     if num_blocks is not None:
         return count_blocks(groups, parts.block_size, num_blocks, None), slots
     assert memory is not None
@@ -53,7 +53,8 @@ def size_tier(
     bytes_of = [_aligned(group.bytes_per_block(parts.block_size)) for group in groups]
     each = _aligned(sum(spec.nbytes for spec in parts.checkpoint_specs))
     if slots and num_states is None:
-        of_groups = sum(pool.num_blocks * size for pool, size in zip(parts.tables.pools, bytes_of, strict=True))
+        pools = parts.tables.pools[: len(groups)]
+        of_groups = sum(pool.num_blocks * size for pool, size in zip(pools, bytes_of, strict=True))
         slots = max(2, min(budget * slots // (slots * each + of_groups), INT32_MAX))
     # Lanes are aligned, too.
     left = budget - slots * each - LANE_ALIGNMENT * (len(groups) + (slots > 0))
@@ -105,7 +106,7 @@ def _scaled(parts: CacheParts, ratio: SupportsFloat, slots: int, scales_states: 
     factor = as_float("ratio", ratio)
     if not (math.isfinite(factor) and factor > 0):
         raise ShapeError(f"ratio is {shown(ratio)}; give the host's bytes over the device's, a number above 0")
-    counts = [_times(pool.num_blocks, factor) for pool in parts.tables.pools]
+    counts = [_times(pool.num_blocks, factor) for pool in parts.tables.pools[: len(parts.cached_groups)]]
     return counts, _times(slots, factor) if slots and scales_states else slots
 
 

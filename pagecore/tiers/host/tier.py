@@ -129,11 +129,6 @@ class HostTier(PromoteMethods, BackupMethods, EvictMethods, EntryMethods, CopyMe
         parts = parts_of(cache)
         if parts.prefix is None:
             raise UnsupportedOption("the cache has prefix_cache=False: a host tier keeps prefixes; make it with True")
-        if parts.seals_blocks:
-            raise UnsupportedOption(
-                "the cache has sealed blocks (format kivi2 or kivi4), which a host tier does not hold; use a SwapSpace "
-                "for sequences, or another format, such as 'int4_token'"
-            )
         check_policy(policy)
         least = _least_priority(parts, min_priority)
         flag("shared", shared)
@@ -146,7 +141,7 @@ class HostTier(PromoteMethods, BackupMethods, EvictMethods, EntryMethods, CopyMe
         self._index = HostIndex(parts.prefix, self.block_pools, policy)
         self._index.min_priority = least
         self.pool = HostPool(
-            [(group.spec, group.num_layers) for group in parts.token_groups],
+            [(group.spec, group.num_layers) for group in parts.cached_groups],
             parts.block_size,
             parts.checkpoint_specs,
             num_blocks=counts,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -15,6 +15,7 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import Spec
 from pagecore.storage.checks import require_int, shown
 from pagecore.storage.pools.pool_geometry import checked_geometry
+from pagecore.storage.specs.attention_spec import sealing_of
 from pagecore.storage.specs.spec import Plane
 from pagecore.tiers.keys._keys import SECRET_BYTES
 
@@ -141,11 +142,11 @@ class Fingerprint:
         """
         parts = parts_of(cache)
         _check_replicas(parts, replicas)
-        lanes = [_group_lane(parts, number, group, replicas) for number, group in enumerate(parts.token_groups)]
+        lanes = [_group_lane(parts, number, group, replicas) for number, group in enumerate(parts.cached_groups)]
         states = parts.checkpoint_specs
         if states:
             lanes.append(_packed({"states": [_described(spec) for spec in states]}))
-        groups = [(group.spec, group.num_layers) for group in parts.token_groups]
+        groups = [(group.spec, group.num_layers) for group in parts.cached_groups]
         # The least numbers of entries: payloads do not depend on them.
         least = [2] * len(groups), 2 if states else 0
         geometry = checked_geometry(groups, parts.block_size, states, *least, _inner_axes(parts, 0))
@@ -210,7 +211,7 @@ def _check_replicas(parts: CacheParts, replicas: int) -> None:
         raise UnsupportedOption(f"replicas is {replicas}, but states are split over the ranks; leave it out")
     for number, layer in enumerate(parts.layers):
         copies = _num_copies(layer, size)
-        if layer.group < len(parts.token_groups) and copies % replicas:
+        if layer.cached_group < len(parts.cached_groups) and copies % replicas:
             raise UnsupportedOption(
                 f"replicas is {replicas}, but the number of consecutive ranks that hold the same heads of layer "
                 f"{number} is {copies}; use a divisor of that number, or leave it out"
@@ -228,7 +229,9 @@ def _group_lane(parts: CacheParts, number: int, group: Group, replicas: int) -> 
     """Return the description of a group's lane: planes, layers, limits of its keys, and the order of the axes."""
     attended = group.attended
     queries = getattr(group.spec, "num_query_heads", None)
-    members = {layer.index: layer.spec for layer in parts.layers if not layer.keeps_state and layer.group == number}
+    members = {
+        layer.index: layer.spec for layer in parts.layers if not layer.keeps_state and layer.cached_group == number
+    }
     return _packed(
         {
             "layers": [_described(spec) for _, spec in sorted(members.items())],
@@ -251,6 +254,8 @@ def _described(spec: Spec) -> dict[str, object]:
     options = {name: getattr(spec, name) for name in STORED_BY if hasattr(spec, name)}
     if (value_format := getattr(spec, "value_format", None)) is not None:  # else as before there was such an option
         options["value_format"] = value_format
+    if (sealing := sealing_of(spec)) is not None:  # its planes are flat: other dims and bits can have the same shapes
+        options["sealing"] = [*astuple(sealing), getattr(spec, "head_dim", None), getattr(spec, "v_head_dim", None)]
     return {"planes": [_plane(plane) for plane in spec.planes], **options}
 
 

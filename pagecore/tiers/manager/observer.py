@@ -98,7 +98,8 @@ class CacheObserver:
         if self.write != "on_evict" or self.host.is_released:
             return
         states = self._parts.state.states
-        used = [pool.num_used for pool in self._parts.state.tables.pools]
+        pools = self._parts.state.tables.pools[: len(self._parts.cached_groups)]
+        used = [pool.num_used for pool in pools]
         with suppress(PagecoreError):  # what is left is evicted
             self.host.spill(used if states is None else [*used, states.checkpoints.num_used])
         self.settling()

@@ -48,7 +48,7 @@ class BlockCopies:
         states: StatePool | None = None,
     ) -> None:
         self._io = io
-        count = len(parts.token_groups) if groups is None else groups
+        count = len(parts.cached_groups) if groups is None else groups
         self._lanes: list[list[Planes]] = [[] for _ in range(count)]
         self._parts, self._pool = parts, pool
         # A cache without bytes has no pools.
@@ -105,8 +105,8 @@ class BlockCopies:
                 own = self._parts.store.checkpoints.plane(plane.name, place.index)
                 host = self._pool.state_pool.plane(plane.name, place.index)
             else:
-                own = self._parts.store.pools[place.group].plane(plane.name, place.index)
-                host = pools[place.group].plane(plane.name, place.index)
+                own = self._parts.store.pools[place.cached_group].plane(plane.name, place.index)
+                host = pools[place.cached_group].plane(plane.name, place.index)
             sources, targets = (host, own) if to_device else (own, host)
             self._copy([sources], [targets], pairs, stream)
 

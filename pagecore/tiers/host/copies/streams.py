@@ -172,8 +172,8 @@ class StreamTransfers:
         self._runtime.wait_event(self._load, self._passed)
         event = self._recorded(self._load)
         for number, layer in enumerate(self._parts.layers):
-            lane = len(pairs) - 1 if layer.keeps_state else layer.group
-            is_kept = layer.keeps_state or layer.group < len(self._parts.token_groups)
+            lane = len(pairs) - 1 if layer.keeps_state else layer.cached_group
+            is_kept = layer.keeps_state or lane < len(self._parts.cached_groups)
             if is_kept and len(pairs[lane]):
                 self.copies.run_layer(number, pairs[lane], to_device=True, stream=self._load)
                 event = self._recorded(self._load)

@@ -39,7 +39,7 @@ class CopyMethods(TierParts):
         """
         self._require_memory()
         place = self._parts.layer(layer)
-        if not place.keeps_state and place.group >= len(self._parts.token_groups):
+        if not place.keeps_state and place.cached_group >= len(self._parts.cached_groups):
             raise UnsupportedOption(f"layer {layer} is cross attention, which a host tier leaves out")
         pairs = _paired(host_blocks, device_blocks)
         self._transfers.copies.run_layer(layer, pairs, to_device=True, stream=self._transfers.stream_of(stream))

@@ -39,8 +39,8 @@ class TierParts:
 
     @property
     def num_groups(self) -> int:
-        """Groups of tokens; 0 for a cache whose layers all keep states."""
-        return len(self._parts.token_groups)
+        """Groups of tokens that prefixes have; 0 for a cache whose layers all keep states."""
+        return len(self._parts.cached_groups)
 
     @property
     def is_closed(self) -> bool:

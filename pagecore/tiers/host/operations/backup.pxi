@@ -241,7 +241,9 @@ cdef class Backup:
     cdef int pin_sources(self, Sequence sequence) except -1:
         """Hold the device's blocks until `finish` or `give_up`: the copy does not end within the call."""
         cdef PrefixCache prefix = self.state.prefix
-        pools = prefix.tables.pools if prefix.states is None else (*prefix.tables.pools, prefix.states.checkpoints)
+        pools = prefix.tables.pools[:prefix.num_lanes]
+        if prefix.states is not None:
+            pools = (*pools, prefix.states.checkpoints)
         self.sources = StoredBlocks(pools)
         self.sources.reserve(self.source_ids)
         receipt = prefix.tree.blank_receipt(sequence.hold.receipt.key)

@@ -172,7 +172,7 @@ cdef class Promotion:
         cdef size_t i
         cdef int32_t num_lanes = self.prefix.num_lanes
         cdef StoredBlocks source = self.hold.stored
-        pools = self.prefix.tables.pools
+        pools = self.prefix.tables.pools[:num_lanes]
         like.resize(<size_t>num_lanes)
         for lane in range(num_lanes):
             like[self.prefix.groups[lane]].resize(self.places[lane].size())
