@@ -37,14 +37,14 @@ from pagecore.storage.checks import INT32_MAX, ceil_div, flag, require_int
 from pagecore.storage.memory.budgets import Memory
 from pagecore.storage.pools.allocation import Allocator
 from pagecore.storage.specs.parallel import as_parallel
-from pagecore.storage.specs.spec import check_block_size
+from pagecore.storage.specs.spec import check_block_size, chosen_block_size
 
 
 def build_parts(
     layers: Layers,
     *,
     num_layers: int | None,
-    block_size: int,
+    block_size: int | None,
     num_blocks: int | Listed[int] | None,
     memory: Memory | None,
     max_sequences: int,
@@ -69,7 +69,7 @@ def build_parts(
     refuse_unserved(prefix_cache, eviction_policy)
     recompute_last = flag("recompute_last_block", recompute_last_block)
     ranks = as_parallel(parallel)
-    block_size = require_int("block_size", block_size)
+    block_size = None if block_size is None else require_int("block_size", block_size)
     max_sequences = require_int("max_sequences", max_sequences, max=None)
     longest = max_tokens_per_sequence
     if longest is not None:
@@ -78,6 +78,7 @@ def build_parts(
     scrub = scrub_option(scrub, device)
     slots = slot_dtype(index_dtype)
     placed, groups = arrange(layers, num_layers, ranks, attends=device != "none")
+    block_size = chosen_block_size((group.spec for group in groups), block_size)
     keeping = state_layers(placed)
     _check_sealed(groups, block_size)
     state_slots, memory = size_states(

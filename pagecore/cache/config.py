@@ -37,8 +37,8 @@ class PagedCacheConfig:
 
     Parameters
     ----------
-    block_size : int
-        Tokens per block.
+    block_size : int, optional
+        Tokens per block; by default those that the specs require, or 16, see `PagedKVCache`.
     num_blocks : int or list of int, optional
         Blocks of each group, including the null block. Exclusive with `memory`.
     memory : int, str or float, optional
@@ -79,7 +79,7 @@ class PagedCacheConfig:
         Invalid options.
     """
 
-    block_size: int = 16
+    block_size: int | None = None
     num_blocks: int | Listed[int] | None = None
     memory: Memory | None = None
     max_sequences: int = 256
@@ -113,7 +113,8 @@ class PagedCacheConfig:
         if self.state_ratio is not None:
             put("state_ratio", checked_ratio(self.state_ratio))
         put("memory_saver", flag("memory_saver", self.memory_saver))
-        put("block_size", require_int("block_size", self.block_size))
+        if self.block_size is not None:
+            put("block_size", require_int("block_size", self.block_size))
         put("max_sequences", require_int("max_sequences", self.max_sequences, max=None))
         put("max_tokens_per_sequence", _optional_length("max_tokens_per_sequence", self.max_tokens_per_sequence))
         if self.num_blocks is not None and self.memory is not None:

@@ -43,8 +43,9 @@ class PagedKVCache(StepMethods, SwapMethods, CompactMethods, PrefixMethods, Save
         spec without the planes key and value is stored only: use `plane` and your own kernels.
     num_layers : int, optional
         Number of layers for a single spec; 1 by default.
-    block_size : int
-        Tokens per block.
+    block_size : int, optional
+        Tokens per block. By default those that the planes of a spec require, such as the sealed blocks of "kivi2", or
+        16.
     num_blocks : int or list of int
         Blocks of each group, including the null block; a list has one entry per group. Exclusive with `memory`. By
         default with `buffers`: the number of blocks that the buffers of each group hold.
@@ -153,7 +154,7 @@ class PagedKVCache(StepMethods, SwapMethods, CompactMethods, PrefixMethods, Save
         layers: Layers,
         *,
         num_layers: int | None = None,
-        block_size: int = 16,
+        block_size: int | None = None,
         num_blocks: int | Listed[int] | None = None,
         memory: Memory | None = None,
         max_sequences: int = 256,

@@ -22,7 +22,7 @@ from pagecore.storage import Spec, TensorParallel, parse_memory
 from pagecore.storage.checks import INT32_MAX, require_int, shown
 from pagecore.storage.memory.budgets import Memory
 from pagecore.storage.pools.state_pool import checked_ratio
-from pagecore.storage.specs.spec import block_size_of
+from pagecore.storage.specs.spec import chosen_block_size
 
 __all__ = [
     "ContextPlan",
@@ -44,7 +44,7 @@ def plan_memory(
     memory: Memory,
     *,
     ranks: int = 1,
-    block_size: int = 16,
+    block_size: int | None = None,
     context: SupportsIndex | Iterable[SupportsIndex] = (),
     state_ratio: SupportsFloat = 0.9,
     device: str = "cpu",
@@ -73,8 +73,8 @@ def plan_memory(
         fraction of the free memory of `device`.
     ranks : int
         Number of tensor-parallel ranks; each holds its share of the heads (see `TensorParallel`).
-    block_size : int
-        Tokens of a block.
+    block_size : int, optional
+        Tokens of a block; by default as for `PagedKVCache`.
     context : int or iterable of int
         Lengths of requests to plan for.
     state_ratio : float
@@ -101,10 +101,10 @@ def plan_memory(
         `memory` is a fraction and the device does not exist.
     """
     ranks = require_int("ranks", ranks)
-    block_size = require_int("block_size", block_size)
     given_ratio = checked_ratio(state_ratio)
     contexts = [require_int("context", length) for length in _listed(context)]
     groups, states = arrange_hybrid(specs, TensorParallel(0, ranks))
+    block_size = chosen_block_size((group.spec for group in groups), block_size)
     longest = None if max_tokens is None else require_int("max_tokens", max_tokens)
     budget = parse_memory(memory, device)
     num_blocks, slots = divide_hybrid(groups, states, block_size, budget, given_ratio, max_tokens=longest)
@@ -159,7 +159,8 @@ def plan_model(
     ranks, state_ratio, device
         As for `plan_memory`.
     block_size : int, optional
-        Tokens of a block; by default 16, or the least multiple of it that rows of several tokens need (`RowSpec`).
+        Tokens of a block; by default 16, the size of sealed blocks ("kivi2"), or the least multiple of 16 that rows of
+        several tokens need (`RowSpec`).
     context : int or iterable of int, optional
         Lengths of requests to plan for; a few lengths up to the longest of the model by default.
     device_memory : int or str, optional
@@ -187,8 +188,7 @@ def plan_model(
             f"memory is {shown(memory)} and device_memory is {shown(device_memory)}; give exactly one of them"
         )
     model = read_model_config(config, dtype=dtype, format=format, value_format=value_format, block_size=block_size)
-    needed = (size for size in map(block_size_of, model.layers) if size is not None)
-    size = next(needed, 16) if block_size is None else block_size
+    size = chosen_block_size(model.layers, block_size)
     if checkpoint_format is not None:
         model = replace(model, layers=with_checkpoints(model.layers, checkpoint_format))
     longest = model.max_length or INT32_MAX

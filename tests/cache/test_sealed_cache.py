@@ -10,6 +10,7 @@ from pagecore import (
     CrossSpec,
     InvalidSequence,
     OutOfBlocks,
+    PagedCacheConfig,
     PagedKVCache,
     ShapeError,
     StateSpec,
@@ -18,10 +19,11 @@ from pagecore import (
     TensorParallel,
     UnsupportedDtype,
     UnsupportedOption,
+    make_cache,
 )
 from pagecore.cache.memory import sealer
+from pagecore.serving import plan_memory
 from pagecore.tiers.handover.geometry import check_served
-from pagecore.tiers.host.tier import HostTier
 from tests.cache.hybrid_models import CONV
 from tests.cache.sealing import as_read, sealed_after
 from tests.cache.swaps import poison
@@ -335,6 +337,56 @@ def test_a_memory_is_divided_by_what_both_groups_need():
     assert 0.9 * 2**26 < cache.nbytes <= 2**26
 
 
+def test_the_block_size_follows_from_the_spec():
+    for block in (32, 64):
+        spec = replace(SPEC, block_size=block)
+        assert PagedKVCache([AttentionSpec(1, 64), spec], num_blocks=4).block_size == block
+        assert make_cache(PagedCacheConfig(num_blocks=4), spec).block_size == block
+        assert plan_memory(spec, "1MiB").block_size == block
+        with pytest.raises(ShapeError, match=f"block_size is 16, .* blocks of {block} tokens"):
+            make_cache(PagedCacheConfig(block_size=16, num_blocks=4), spec)
+    assert PagedKVCache(AttentionSpec(1, 64), num_blocks=4).block_size == 16
+    with pytest.raises(ShapeError, match=r"block_size is 32, .* blocks of 64 tokens"):
+        PagedKVCache([SPEC, replace(SPEC, block_size=64)], num_blocks=4)
+
+
+def test_forks_copy_no_block_that_is_not_sealed():
+    """The block of the sealed group that two forks share has no bytes yet; that of the tail is copied."""
+    driver = Driver(num_blocks=20, prefix_cache=False)
+    parent = driver.add()
+    driver.step(parent, 70)
+    child = driver.cache.fork(parent)
+    driver.stored[child] = [list(stored) for stored in driver.stored[parent]]
+    driver.step(child, 1)
+    assert driver.cache.stats().num_copied_blocks == 1
+    tables = [driver.cache.block_table(0).numpy()[one.row] for one in (parent, child)]
+    assert (tables[0][:3] == tables[1][:3]).tolist() == [True, True, False]
+    batch = driver.cache.prepare([child, parent], [1, 1])
+    assert [len(pairs) for pairs in batch._step.copied()] == [0, 0]
+    driver.cache.abandon(batch)
+    driver.step(child, 60)
+    driver.step(parent, 60)
+
+
+def test_a_fork_whose_copies_are_undone_has_its_blocks_again(monkeypatch):
+    driver = Driver(num_blocks=20)
+    parent = driver.add()
+    driver.step(parent, 70)
+    child = driver.cache.fork(parent)
+    before, stats = driver.cache.block_table(0).numpy().copy(), driver.cache.stats()
+
+    def fail(*_, **__):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pagecore.cache.memory.store.copy_blocks", fail)
+        with pytest.raises(MemoryError):
+            driver.cache.prepare([child], 1)
+    np.testing.assert_array_equal(driver.cache.block_table(0).numpy(), before)
+    assert driver.cache.stats() == stats
+    driver.cache.check_invariants()
+
+
 def test_ranks_share_heads():
     part = TensorParallel(1, 2).shard(SPEC)
     assert (part.num_kv_heads, part.num_query_heads, part.residual, part.format) == (1, 2, RESIDUAL, "kivi2")
@@ -390,7 +442,7 @@ def test_specs_that_cannot_be_sealed_are_refused(name):
 
 def test_caches_that_cannot_be_served_are_refused():
     with pytest.raises(ShapeError, match="block_size is 16, but the AttentionSpec is made for blocks of 32 tokens"):
-        PagedKVCache(SPEC, num_blocks=9)
+        PagedKVCache(SPEC, block_size=16, num_blocks=9)
     other = AttentionSpec(1, 64, format="kivi4", residual=64)
     with pytest.raises(UnsupportedOption, match="residuals 40, 64"):
         PagedKVCache([SPEC, other], block_size=BLOCK, num_blocks=9)
@@ -401,8 +453,6 @@ def test_caches_that_cannot_be_served_are_refused():
     with pytest.raises(UnsupportedOption, match="an encoder's output never grows"):
         CrossSpec(2, 64, format="kivi2")
     cache = PagedKVCache(SPEC, block_size=BLOCK, num_blocks=9)
-    with pytest.raises(UnsupportedOption, match="which a host tier does not hold"):
-        HostTier(cache, num_blocks=9)
     with pytest.raises(UnsupportedOption, match="which a hand-over does not move"):
         check_served(cache._parts)
     sequence = cache.add_sequence(range(64))

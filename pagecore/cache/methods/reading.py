@@ -16,6 +16,7 @@ from pagecore.cache.inspect.occupancy import measure
 from pagecore.cache.inspect.states import check_states
 from pagecore.cache.inspect.stats import CacheStats
 from pagecore.cache.layers.groups import group_number
+from pagecore.cache.layers.sealed import blocks_of
 from pagecore.cache.lifecycle.cross_request import cross_namespace
 from pagecore.cache.memory.demand import block_limit, longest_sequence, longest_step
 from pagecore.cache.parts import CacheParts, PartsOwner
@@ -28,7 +29,8 @@ from pagecore.cache.step._step import shortage
 from pagecore.cache.swap.shortage import shortage_with_swapped
 from pagecore.errors import InvalidSequence, UnsupportedOption
 from pagecore.index import StateTable
-from pagecore.storage import Region, Spec
+from pagecore.ops import SealedBlocks
+from pagecore.storage import AttentionSpec, Region, Spec
 from pagecore.storage.checks import flag, require_int
 
 NONE = np.zeros(0, np.int32)
@@ -177,6 +179,34 @@ class CacheReader(PartsOwner):
         """
         place = self._parts.layer(layer)
         return self._parts.store.plane(name, place)
+
+    def sealed_planes(self, layer: int) -> SealedBlocks:
+        """Return the planes of a layer's sealed blocks as `paged_attention` reads them, without a block table.
+
+        `Batch.group` has the block table and the lengths of a step, in `sealed`.
+
+        Returns
+        -------
+        SealedBlocks
+            Of Tensors that alias the pool and keep its memory alive; see `SealedBlocks` for their shapes.
+
+        Raises
+        ------
+        UnsupportedOption
+            The layer has no sealed blocks.
+        ShapeError
+            The cache does not have that layer.
+        DeviceError
+            The cache was made with ``device="none"``.
+        """
+        place = self._parts.layer(layer)
+        if place.sealed_group is None:
+            raise UnsupportedOption(
+                f"layer {layer} has no sealed blocks; make its spec with format='kivi2' or 'kivi4', or use plane"
+            )
+        self._parts.store.pool(place)
+        assert isinstance(place.spec, AttentionSpec)
+        return blocks_of(self._parts.store.pools[place.sealed_group], place.index, place.spec)
 
     def checkpoint_plane(self, name: str, layer: int) -> Tensor:
         """Return one plane of the checkpoints of a layer that keeps a state: those whose slot `checkpoint` returns.

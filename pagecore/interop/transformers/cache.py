@@ -54,11 +54,10 @@ class PagedCache(ColumnCounts, Cache):  # type: ignore[misc]
         before 5.15.1).
     format : str, optional
         Quantised format of the stored keys and values, as for `AttentionSpec`, such as "int8_token", or of latents, as
-        for `LatentSpec`; by default they have the model's dtype. "kivi2" and "kivi4" need ``block_size=32``. Pass
-        either `format` or `layers`.
+        for `LatentSpec`; by default they have the model's dtype. Pass either `format` or `layers`.
     value_format : str, optional
         Format of the stored values, if it is another than that of keys. Latents have none.
-    block_size : int
+    block_size : int, optional
     chunk, interval : int
         Tokens between two possible checkpoints of a hybrid model, as for `StateSpec`: in a prompt the last multiple of
         lcm(chunk, block_size) is kept, afterwards every `interval` tokens.
@@ -105,7 +104,7 @@ class PagedCache(ColumnCounts, Cache):  # type: ignore[misc]
         layers: Listed[Spec] | None = None,
         format: str | None = None,
         value_format: str | None = None,
-        block_size: int = 16,
+        block_size: int | None = None,
         chunk: int = 64,
         interval: int = 256,
         checkpoint_format: str | None = None,

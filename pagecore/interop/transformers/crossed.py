@@ -47,7 +47,7 @@ class PagedEncoderDecoderCache(EncoderDecoderCache):  # type: ignore[misc]
         serves none: its self-attention reads the keys outside of the kernels, to add a bias for the relative position.
     value_format : str, optional
         Format of the stored values, if it is another than that of keys.
-    block_size : int
+    block_size : int, optional
     num_blocks, memory, max_sequences, ... :
         Passed to `PagedKVCache`; the device is the model's.
 
@@ -83,7 +83,7 @@ class PagedEncoderDecoderCache(EncoderDecoderCache):  # type: ignore[misc]
         layers: Listed[AttentionSpec] | None = None,
         format: str | None = None,
         value_format: str | None = None,
-        block_size: int = 16,
+        block_size: int | None = None,
         **options: Any,
     ) -> None:
         if not isinstance(model, PreTrainedModel):

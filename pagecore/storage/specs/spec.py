@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Literal, Protocol, SupportsIndex, TypeGuard, runtime_checkable
 
 from pagecore.arrays import DType, as_dtype
 from pagecore.arrays.dtypes.formats import Format, as_format
@@ -15,6 +16,8 @@ CACHE_DTYPES = ("float32", "float16", "bfloat16")
 Per = Literal["token", "block", "sequence"]
 Side = Literal["key", "value"]
 SIDES: tuple[Side, Side] = ("key", "value")
+# Tokens of a block where no spec requires another number.
+DEFAULT_BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,13 @@ def block_size_of(spec: object) -> int | None:
     sealing = getattr(spec, "sealing", None)
     needed: int | None = getattr(spec if sealing is None else sealing, "block_size", None)
     return needed
+
+
+def chosen_block_size(specs: Iterable[object], given: SupportsIndex | None) -> int:
+    """Return a given block size; for None that of the first spec that requires one, or `DEFAULT_BLOCK_SIZE`."""
+    if given is not None:
+        return require_int("block_size", given)
+    return next((size for size in map(block_size_of, specs) if size is not None), DEFAULT_BLOCK_SIZE)
 
 
 def format_of(spec: Spec, side: Side) -> Format | None:
