@@ -4,7 +4,8 @@
 //
 // Tasks are numbered so that adjacent threads write adjacent numbers: first along entries if these are adjacent in
 // memory (PC_AFFINE_CHUNKS), otherwise first along lanes (PC_AFFINE_LANES). Scales are loaded again where a group
-// begins. The y axis of the grid has blocks. Sums are fused, as exact as those of the host in double.
+// begins. The y axis of the grid has pairs of blocks, the z axis keys and values. Sums are fused, and so as exact as
+// those of the host in double.
 #include "cuda_src/abi/affine.h"
 #include "cuda_src/codecs/convert_pairs.cuh"
 #include "cuda_src/device/units.cuh"
@@ -30,8 +31,8 @@ PC_DEVICE RestoreTask restore_task(const PcAffinePlane& plane, int number) {
   const int entry = (chunks ? inner : middle) * kEntries, codes_in_word = 32 / plane.bits, group = entry / plane.group;
   RestoreTask task;
   task.numbers = matrix * plane.numbers_matrix_stride + entry * plane.entry_stride + lane * plane.lane_stride;
-  task.words = matrix * plane.words_matrix_stride + entry / codes_in_word * plane.word_stride +
-               lane * plane.word_lane_stride;
+  task.words =
+      matrix * plane.words_matrix_stride + entry / codes_in_word * plane.word_stride + lane * plane.word_lane_stride;
   task.scales = matrix * plane.scales_matrix_stride + group * plane.group_stride + lane * plane.scale_lane_stride;
   task.shift = entry % codes_in_word * plane.bits;
   task.left = (group + 1) * plane.group - entry;
@@ -56,7 +57,7 @@ PC_DEVICE void store_entries(const PcAffinePlane& plane, const Global<pc_uint8>&
 
 PC_KERNEL(128, 4)
 void dequantize_affine(const PcAffineParams params) {
-  const PcAffinePlane& plane = params.planes[0];
+  const PcAffinePlane& plane = params.planes[pc_block_z()];
   const pc_int64 number = static_cast<pc_int64>(pc_block_x()) * pc_num_threads() + pc_thread();
   if (number >= plane.num_tasks) return;  // fault: restored_tasks_past_the_last
   const RestoreTask task = restore_task(plane, static_cast<int>(number));

@@ -3,7 +3,15 @@
 from pagecore.ops.arguments._arguments import tree_mask
 from pagecore.ops.arguments.sealed_blocks import SealedBlocks
 from pagecore.ops.attention._attention import merge_attention, paged_attention, pages_from_table, table_from_pages
-from pagecore.ops.codecs._codecs import dequantize, dequantize_state, quantize, quantize_state, seal_kv, transfer_blocks
+from pagecore.ops.codecs._codecs import (
+    dequantize,
+    dequantize_state,
+    quantize,
+    quantize_state,
+    seal_kv,
+    transfer_blocks,
+    unseal_kv,
+)
 from pagecore.ops.index_checks._index_checks import debug
 from pagecore.ops.latent._latent import (
     gather_latent,
@@ -46,6 +54,7 @@ __all__ = [
     "table_from_pages",
     "transfer_blocks",
     "tree_mask",
+    "unseal_kv",
     "write_index",
     "write_kv",
     "write_latent",

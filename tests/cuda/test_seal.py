@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pagecore
-from pagecore import SealedBlocks, errors, seal_kv
+from pagecore import SealedBlocks, errors, seal_kv, unseal_kv
 from tests.cuda.kit import Kit
 from tests.cuda.memory import assert_same_memory, calls_of
 from tests.ops.cases import DTYPES, LAYOUTS, empty_cache
@@ -112,12 +112,31 @@ def test_many_pairs_and_none(cuda):
         assert_same_memory(cuda.get(got), expected)
 
 
+@pytest.mark.parametrize(("dtype", "layout"), in_turn(DTYPES, over=[LAYOUTS]))
+def test_restored_numbers_are_those_of_the_host(cuda, dtype, layout):
+    """Pairs on the host, and on the device, where those with a block outside are skipped; every group is its own."""
+    for bits, groups, size, dims in (((4, 2), (16, 32), 32, (64, 96)), ((2, 2), (4, 48), 16, (32, 48))):
+        sealed = empty_sealed(7, (size, HEADS, *dims), bits, groups, DTYPES["float16"])
+        seal_kv(*caches((dtype, dtype), size, dims), sealed, PAIRS)
+        plain = [empty_cache(layout, (5, size, HEADS, dim), DTYPES[dtype]) for dim in dims]
+        before = [cuda.put(each) for each in plain]
+        pairs = PAIRS[:, ::-1]
+        unseal_kv(sealed, *plain, pairs)
+        outside = np.concatenate([pairs, [[7, 2], [2, 5], [0, 2]]])
+        for given in (pairs, cuda.put(outside)):
+            unseal_kv(put(cuda, sealed), *before, given)
+            for got, expected in zip(before, plain, strict=True):
+                found = cuda.get(got)
+                np.testing.assert_array_equal(found.astype(np.float32), expected.astype(np.float32))
+
+
 def test_a_call_is_one_launch(cuda):
     if not cuda.is_emulated:
         pytest.skip("needs the emulator: it counts calls")
     arrays = [cuda.put(each) for each in caches(("float16", "float16"), 32, (64, 64))]
     there = put(cuda, empty_sealed(7, (32, HEADS, 64, 64)))
     assert calls_of(cuda, lambda: seal_kv(*arrays, there, [(1, 2), (3, 4)])) == {"launches": 1}
+    assert calls_of(cuda, lambda: unseal_kv(there, *arrays, [(2, 1), (4, 3)])) == {"launches": 1}
 
 
 def test_block_0_of_caches_without_a_null_block(cuda):

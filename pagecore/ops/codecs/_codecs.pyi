@@ -43,3 +43,12 @@ def seal_kv(
     null_block: bool = True,
     stream: None = None,
 ) -> None: ...
+def unseal_kv(
+    sealed: SealedBlocks,
+    key_cache: Any,
+    value_cache: Any,
+    pairs: Any,
+    *,
+    null_block: bool = True,
+    stream: Any = None,
+) -> None: ...

@@ -38,11 +38,11 @@ cdef int dequantize(const Codec& codec) except -1
 # Fills the codes and scales of groups, or with `restores` the numbers.
 cdef int convert_affine(const AffineCodes& codes, bint restores) except -1
 
-# Seals blocks; see seal.hpp.
-cdef int seal_blocks(const SealArgs& args) except -1
+# Seals blocks, or with `restores` fills plain blocks; see seal.hpp.
+cdef int convert_sealed_blocks(const SealArgs& args, bint restores) except -1
 
 # The checks of its pairs alone.
-cdef int check_sealed_pairs(const SealArgs& args) except -1
+cdef int check_sealed_pairs(const SealArgs& args, bint restores) except -1
 
 # Converts slots pairs[2 * i] of a state to slots pairs[2 * i + 1] of its codes, or with `restores` back.
 cdef void convert_states(

@@ -31,7 +31,7 @@ constexpr HostCalls kCalls{
       return attempt([&] { write_kv(args, num_threads); }, failure);
     },
     .seal_blocks = [](const SealArgs& args, int64_t num_threads, Failure& failure) noexcept -> bool {
-      return attempt([&] { seal_blocks(args, num_threads); }, failure);
+      return attempt([&] { convert_sealed_blocks(args, false, num_threads); }, failure);
     },
 };
 

@@ -117,9 +117,9 @@ cdef extern from "pagecore/ops/cuda/codecs/affine_launch.hpp" namespace "pagecor
         int64_t words_stride
         int64_t scales_stride
 
-# Seals pairs of blocks, the columns of `pairs`, on the host or the device. The caller has checked all arguments except
-# the contents of arrays on the device; the kernel skips invalid pairs there.
-cdef int seal_blocks(const SealArgs& args, Tensor pairs, const Place* place) except -1
+# Seals pairs of blocks, or with `restores` fills plain ones: the columns of `pairs`, on the host or the device. The
+# caller has checked all arguments except the contents of arrays on the device; the kernel skips invalid pairs there.
+cdef int convert_sealed_blocks(const SealArgs& args, Tensor pairs, bint restores, const Place* place) except -1
 
 # Fills the codes and scales of groups, or with `restores` the numbers.
 cdef int convert_affine(

@@ -21,26 +21,29 @@ cdef extern from "pagecore/ops/cuda/codecs/affine_launch.hpp" namespace "pagecor
         PcAffineParams params
         Grid grid
 
-    vector[AffineLaunch] seal_launches(const SealArgs& args, const BlockPairs& pairs) except +raise_python_error
+    vector[AffineLaunch] seal_launches(
+        const SealArgs& args, const BlockPairs& pairs, bint restores) except +raise_python_error
     vector[AffineLaunch] affine_launches(
         const AffineCodes& codes, const AffineBlocks& blocks, bint restores) except +raise_python_error
 
 
-cdef int seal_blocks(const SealArgs& args, Tensor pairs, const Place* place) except -1:
+cdef int convert_sealed_blocks(const SealArgs& args, Tensor pairs, bint restores, const Place* place) except -1:
     cdef BlockPairs blocks
-    cdef size_t i
     if pairs.device_type == CPU:
         blocks = host_pairs(args.sources, args.targets, False)
     else:
         blocks = device_pairs(args.sources, args.targets, True)
     blocks.lowest = <int32_t>args.lowest
-    return launch_all("quantize_affine", seal_launches(args, blocks), place)
+    return launch_all(kernel_of(restores), seal_launches(args, blocks, restores), place)
 
 
 cdef int convert_affine(
         const AffineCodes& codes, const AffineBlocks& blocks, bint restores, const Place* place) except -1:
-    return launch_all(
-        "dequantize_affine" if restores else "quantize_affine", affine_launches(codes, blocks, restores), place)
+    return launch_all(kernel_of(restores), affine_launches(codes, blocks, restores), place)
+
+
+cdef str kernel_of(bint restores):
+    return "dequantize_affine" if restores else "quantize_affine"
 
 
 cdef int launch_all(str name, const vector[AffineLaunch]& launches, const Place* place) except -1:

@@ -128,14 +128,18 @@ inline void set_tasks(PcAffinePlane& plane, int64_t inner, int64_t middle, const
 
 }  // namespace internal
 
-// Launches that seal pairs of blocks; the caller has checked pairs on the host. Pairs on the device run in any order.
-[[nodiscard]] inline std::vector<AffineLaunch> seal_launches(const SealArgs& args, const BlockPairs& pairs) {
+// Launches that seal pairs of blocks, or restore the numbers of sealed ones; the caller has checked pairs on the host.
+// Pairs on the device run in any order.
+[[nodiscard]] inline std::vector<AffineLaunch> seal_launches(const SealArgs& args, const BlockPairs& pairs,
+                                                             bool restores) {
+  const int64_t plain = std::min(args.key.num_blocks, args.value.num_blocks);
   ConvertBlocks blocks;
   blocks.pairs = pairs;
-  blocks.num_source_blocks = std::min(args.key.num_blocks, args.value.num_blocks);
-  blocks.num_target_blocks = args.num_sealed;
-  const auto plane_of = [](const AffineCodes& codes, const Cache& cache, const SealedPlane& sealed) {
-    return internal::quantized_plane(codes, {1, cache.block_stride, sealed.block_stride, sealed.scales_block_stride});
+  blocks.num_source_blocks = restores ? args.num_sealed : plain;
+  blocks.num_target_blocks = restores ? plain : args.num_sealed;
+  const auto plane_of = [restores](const AffineCodes& codes, const Cache& cache, const SealedPlane& sealed) {
+    const AffineBlocks strides = {1, cache.block_stride, sealed.block_stride, sealed.scales_block_stride};
+    return restores ? internal::restored_plane(codes, strides) : internal::quantized_plane(codes, strides);
   };
   AffineLaunch launch;
   launch.params.planes[0] = plane_of(key_codes(args.key, args.sealed_key), args.key, args.sealed_key);
