@@ -261,6 +261,26 @@ def test_a_block_that_is_not_published_yet_never_is():
     cache.check_invariants()
 
 
+@pytest.mark.parametrize("ends", ["commit", "abandon"])
+@pytest.mark.parametrize("kind", ["prepare", "prepare_arrival"])
+def test_a_block_of_a_step_in_flight_keeps_the_tokens_of_the_step_before_it(kind, ends):
+    cache = make()
+    sequence = cache.add_sequence(CHAT)
+    cache.commit(cache.prepare([sequence], 6))
+    batch = cache.prepare([sequence], 18) if kind == "prepare" else cache.prepare_arrival(sequence, 18)
+    blocks = table_of(cache)[sequence.row, [4, 3]]
+    assert cache.revoke_blocks(blocks) == {sequence: 12}
+    getattr(cache, ends)(batch)
+    left = 12 if ends == "commit" else 4
+    assert cache.match_length([*CHAT, 0]) == left
+    cache.truncate(sequence, 12)
+    assert sequence.num_computed_tokens == (12 if ends == "commit" else 6)
+    cache.append_tokens(sequence, CHAT[12:])
+    cache.commit(cache.prepare([sequence], len(CHAT) - sequence.num_computed_tokens))
+    assert cache.match_length([*CHAT, 0]) == 24
+    cache.check_invariants()
+
+
 def test_a_duplicate_revoked_by_its_id_takes_the_cached_block_along():
     cache = make()
     first, second = cache.add_sequence(CHAT), cache.add_sequence(CHAT)

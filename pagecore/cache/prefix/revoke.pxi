@@ -47,7 +47,7 @@ def revoke_block(PrefixCache prefix not None, list sequences not None, int32_t g
             query.space = space_of(prefix, sequence.hold.receipt.key)
             affected.update(revoke(prefix, sequences, query, sequence.hold.receipt.key, i))
             sequence.hold.publish_limit = min(sequence.hold.publish_limit, <int32_t>i)
-            affected.setdefault(sequence, min(<int64_t>sequence.computed, i * prefix.block_size))
+            affected.setdefault(sequence, valid_tokens(sequence, i * prefix.block_size))
             break
     affected.update(revoke_cached(prefix, sequences, group, block))
     return affected
@@ -107,7 +107,7 @@ cdef dict revoke(PrefixCache prefix, list sequences, const Query& query, object 
         return affected
     for sequence in sequences:
         if has_block(prefix, sequence, query, key, valid):
-            affected[sequence] = min(sequence.computed, valid * prefix.block_size)
+            affected[sequence] = valid_tokens(sequence, valid * prefix.block_size)
             holds.append(sequence.hold)
             add_receipt(receipts, sequence.hold.receipt)
             add_receipt(receipts, sequence.hold.ahead)
@@ -119,6 +119,11 @@ cdef dict revoke(PrefixCache prefix, list sequences, const Query& query, object 
     for each in holds:
         limit(prefix, <PrefixHold>each, <int32_t>valid)
     return affected
+
+
+cdef int64_t valid_tokens(Sequence sequence, int64_t end) noexcept:
+    """Return the number of tokens before `end` that a sequence has, or has after the commit of its step in flight."""
+    return min(end, <int64_t>sequence.computed + max(sequence.pending, 0))
 
 
 cdef int add_receipt(vector[ReceiptPointer]& receipts, Receipt receipt) except -1:
