@@ -228,8 +228,28 @@ def test_a_window_needs_only_the_blocks_that_the_next_token_sees():
     kept(cache, range(100, 128))  # takes all but the last of four blocks of the window's group
     assert np.count_nonzero(cache.block_map(1).cached) == 8
     assert cache.match_length(ALIKE[:17]) == 16
-    kept(cache, range(200, 204))
+    for start in range(200, 250, 10):  # blocks that the end of the second prompt does not need, and one another
+        kept(cache, range(start, start + 4))
+        assert cache.match_length(ALIKE[:17]) == 16
+    kept(cache, range(300, 304))
     assert cache.match_length(ALIKE[:17]) == 0
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "slru"])
+@pytest.mark.parametrize("generated", [0, 1, 30])
+def test_prompts_that_come_again_in_turn_are_found_although_a_window_cannot_keep_all_of_them(policy, generated):
+    spec = AttentionSpec(2, 8, dtype="float32", window=32)
+    cache = make([SPEC, spec], num_blocks=[400, 170], device="none", eviction_policy=policy)
+    prompts = [[*range(start, start + 200)] for start in range(0, 6000, 1000)]
+    for _ in range(3):
+        found = []
+        for prompt in prompts:
+            found.append(cache.match_length(prompt))
+            with cache.add_sequence([*prompt, *range(generated)]) as sequence:
+                while sequence.num_computed_tokens < len(prompt) + generated:
+                    advance(cache, [sequence], min(20, len(prompt) + generated - sequence.num_computed_tokens))
+    assert found == [196] * 6
+    cache.check_invariants()
 
 
 def test_spans_do_not_change_with_the_callers_list():

@@ -178,3 +178,24 @@ def test_a_window_that_ends_within_a_block_needs_that_block():
     assert tree.match(range(12)).num_tokens == 0
     tree.insert(range(12), (blocks(3), [0, 6, 7]))
     assert tree.match(range(12)).num_tokens == 12
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "slru", "priority", "rank"])
+def test_windows_give_up_first_what_is_far_from_the_end_of_a_prefix(policy):
+    tree = RadixTree(block_size=512, windows=[512], policy=policy)  # 2 blocks are near the end, and one is needed
+    tokens = list(range(6 * 512))
+    tree.insert(tokens, (blocks(6), blocks(6)))
+    tree.insert(tokens[::-1], (blocks(6, first=11), blocks(6, first=11)))
+    expected = [1, 2, 3, 11, 12, 13, 4, 5, 14, 15, 6, 16]
+    assert [tree.evict("window", 1).blocks[1].tolist()[0] for _ in expected] == expected
+    tree.check_invariants()
+
+
+@pytest.mark.parametrize("policy", ["fifo", "filo", "mru"])
+def test_orders_by_insertion_evict_whole_windows(policy):
+    tree = RadixTree(block_size=512, windows=[512], policy=policy)
+    tokens = list(range(6 * 512))
+    tree.insert(tokens, (blocks(6), blocks(6)))
+    tree.insert(tokens[::-1], (blocks(6, first=11), blocks(6, first=11)))
+    first = [1, 2, 3, 4, 5, 6] if policy == "fifo" else [11, 12, 13, 14, 15, 16]
+    assert tree.evict("window", 6).blocks[1].tolist() == first

@@ -737,6 +737,25 @@ class RadixTree:
 
     # Eviction.
 
+    def spare(self, node: Node, component: int) -> tuple[int, int]:
+        """Return the rank of what a node gives up at once, and the number of ids."""
+        count = self.count(node, component)
+        if not self.is_window(component) or self.policy in ("fifo", "mru", "filo"):
+            return 2, count
+        needed = node.end - self.window_start(component, node.end)
+        if chunk := self.windows[component - 1][1]:
+            needed = max(needed, min(node.end, chunk // self.block_size))
+        near = needed + 1024 // self.block_size
+        if count > near:
+            return 0, count - near
+        return (1, count - needed) if count > needed else (2, count)
+
+    def worth(self, node: Node, component: int) -> tuple[float, int, float]:
+        primary, turn = node.eviction[component].key(self.policy)
+        if self.is_window(component) and self.policy == "lru":
+            primary = 0.0
+        return primary, self.spare(node, component)[0], turn
+
     def evict(self, component: int, amount: int, time: float | None = None):
         if amount < 0:
             raise ShapeError(str(amount))
@@ -753,14 +772,11 @@ class RadixTree:
             for node in can_go:
                 self.expire(node.eviction[component])
             sinks = self.sink_blocks(component)
-            node = min(
-                can_go,
-                key=lambda node: (*node.eviction[component].key(self.policy), node.depth < sinks, node.depth),
-            )
+            node = min(can_go, key=lambda node: (*self.worth(node, component), node.depth < sinks, node.depth))
             one = node.eviction[component]
             if self.states and component == self.num_components - 1:
                 self.clock = max(self.clock, one.deadline)
-            gone = min(left, self.count(node, component))
+            gone = min(left, self.spare(node, component)[1])
             left -= gone
             self.give_up(node, component, gone, out)
             if self.states and component == self.num_components - 1 and one.is_branch and node.parent is not None:

@@ -195,7 +195,7 @@ cdef extern from "pagecore/index/radix/tree/tree.hpp" namespace "pagecore" nogil
         int32_t known_id "id_at"(int32_t end, int64_t block, int32_t lane)
         int32_t reserved_replace "replace_id"(int32_t end, int64_t block, int32_t lane, int32_t id)
         int32_t next_victim(int32_t component)
-        int32_t num_ids_of(int32_t node, int32_t component)
+        int32_t num_ids_to_take(int32_t node, int32_t component)
         int32_t state_of(int32_t node)
         double priority_of(int32_t node, int32_t component)
         int32_t copy_path(

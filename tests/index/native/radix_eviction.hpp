@@ -25,8 +25,10 @@ class ModelEviction : public ModelStates {
       }
       if (is_state(c)) clock = std::max(clock, deadline(cells.at(worst.back()).eviction[c]));
       if (is_state(c)) end_state(worst.back());
+      int64_t taken = std::min(left, spare(worst.back(), c).second);
       for (const int cell : worst) {
-        if (left == 0 || count(cell, c) == 0) continue;
+        if (taken == 0 || count(cell, c) == 0) continue;
+        --taken;
         int32_t& id = is_state(c) ? cells.at(cell).state : cells.at(cell).ids[full + c - 1];
         out[is_state(c) ? num_lanes : full + c - 1].push_back(id);
         id = is_state(c) ? radix::kNoState : kNullBlock;
@@ -182,7 +184,26 @@ class ModelEviction : public ModelStates {
     }
     return leaves;
   }
-  [[nodiscard]] std::tuple<double, double, int64_t> worth(int end, size_t c) {
+  // Rank and number of the ids that a node gives up at once.
+  [[nodiscard]] std::pair<int, int64_t> spare(int end, size_t c) const {
+    int64_t ids = 0;
+    for (const int each : node(end)) ids += count(each, c);
+    if (c == 0 || is_state(c) || policy == radix::Policy::Fifo || policy == radix::Policy::Mru ||
+        policy == radix::Policy::Filo) {
+      return {2, ids};
+    }
+    const int64_t depth = std::ssize(path(end));
+    const int64_t needed = depth - first_needed(c, depth);
+    const int64_t near = needed + 1024 / block_size;
+    if (ids > near) return {0, ids - near};
+    return ids > needed ? std::pair(1, ids - needed) : std::pair(2, ids);
+  }
+  [[nodiscard]] std::tuple<double, int, double, int64_t> worth(int end, size_t c) {
+    const auto [primary, turn, depth] = order(end, c);
+    if (c == 0 || is_state(c)) return {primary, 0, turn, depth};
+    return {policy == radix::Policy::Lru ? 0 : primary, spare(end, c).first, turn, depth};
+  }
+  [[nodiscard]] std::tuple<double, double, int64_t> order(int end, size_t c) {
     ModelEvictionState& it = cells.at(end).eviction[c];
     expire(it);
     const int64_t depth = std::ssize(path(end)) - std::ssize(node(end));

@@ -55,6 +55,11 @@ struct Components {
     if (component == 0) return 0;
     return is_window(component) ? window_start(component, end) : end - 1;
   }
+  // Blocks at the end of a prefix of `end` blocks that its window needs, or would need elsewhere in its chunk.
+  [[nodiscard]] int64_t window_blocks(int32_t window, int64_t end) const {
+    const int64_t chunk = windows[static_cast<size_t>(window - 1)].chunk / block_size;
+    return std::max(end - window_start(window, end), std::min(end, chunk));
+  }
   // 0 if the window begins before the end of its sinks.
   [[nodiscard]] int64_t window_start(int32_t window, int64_t end) const {
     const int64_t start = windows[static_cast<size_t>(window - 1)].start(end * block_size) / block_size;

@@ -44,6 +44,11 @@ enum class Policy {
   Rank,      // lowest rank, then least recently used
 };
 
+// True if the order falls back to the last use.
+[[nodiscard]] inline bool is_by_use(Policy policy) {
+  return policy != Policy::Fifo && policy != Policy::Mru && policy != Policy::Filo;
+}
+
 // Weights are in sixteenths.
 inline constexpr uint64_t kBranchWeight = 24 * 16;
 inline constexpr uint64_t kPassedWeight = 1;

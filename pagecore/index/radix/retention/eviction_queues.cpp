@@ -48,7 +48,7 @@ void EvictionQueues::refresh(NodeId node, int32_t component) {
     return;
   }
   const EvictionState& eviction = nodes_.part(node, component).eviction;
-  it.queue.put(node, eviction_key(policy_, eviction, rank_of(node, component)));
+  it.queue.put(node, key_of(node, component));
   if (policy_ != Policy::Priority) return;
   if (eviction.expiry < kNever) {
     it.expiries.put(node, {eviction.expiry, 0, 0});
@@ -211,7 +211,7 @@ void EvictionQueues::check_invariants() const {
       PC_ASSERT(!expires || expiries.holds(node) == (can_go(node, c) && eviction.expiry < kNever));
       if (expires && expiries.holds(node)) PC_ASSERT(expiries.key(node).primary == eviction.expiry);
       if (!can_go(node, c)) continue;
-      const HeapKey key = eviction_key(policy_, eviction, rank_of(node, c));
+      const HeapKey key = key_of(node, c);
       PC_ASSERT(!(queue.key(node) < key) && !(key < queue.key(node)));
     }
     PC_ASSERT(num_queued == queue.size());

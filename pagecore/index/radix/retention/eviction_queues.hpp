@@ -1,7 +1,8 @@
 // Eviction order: for each component, a queue of the nodes that can lose it, worst first.
 //
 // I1: the queue of a component has a node iff the node can lose the component now: full: an unpinned leaf; window or
-//     state: an unpinned node with an id there. Its key is eviction_key() of the node's eviction state.
+//     state: an unpinned node with an id there. Its key is that of the node's eviction state; of windows, nodes of
+//     equal worth are ordered by what they can spare before the last use.
 // I2: with policy Priority, `expiries` has the nodes of the queue whose priority expires, keyed by the time of that.
 // I3: evictable + pinned = held, where evictable counts the ids of unpinned nodes.
 // I4: with policy Slru, protected_ has, for the full component and each window, the protected nodes with ids, the least
@@ -20,6 +21,9 @@
 #include "pagecore/index/radix/nodes/node_store.hpp"
 
 namespace pagecore::radix {
+
+// Tokens before the end of a sequence after which others often go on: the end of a prompt, before what was generated.
+inline constexpr int64_t kNearTokens = 1024;
 
 class EvictionQueues {
  public:
@@ -50,6 +54,20 @@ class EvictionQueues {
   }
   // Resets the priorities that have expired by now.
   void expire();
+  // The first ids of a window, which a node gives up at once: first those far from its end, where few prefixes end that
+  // another sequence continues; then those that a prefix which ends with the node does not need; then the rest.
+  struct Spare {
+    int32_t rank;  // 0, 1 or 2: nodes with a lower one go first
+    int32_t count;
+  };
+  [[nodiscard]] Spare spare(NodeId node, int32_t window) const {
+    const int32_t count = nodes_.part(node, window).count;
+    const Components& all = nodes_.components();
+    const int64_t needed = all.window_blocks(window, nodes_.end(node));
+    const int64_t near = needed + kNearTokens / all.block_size;
+    if (!is_by_use(policy_) || count <= needed) return {2, count};
+    return {count > near ? 0 : 1, count - static_cast<int32_t>(count > near ? near : needed)};
+  }
   // Advances the clock of states to the deadline of one that is evicted.
   void age(const EvictionState& gone) { clock_ = std::max(clock_, gone.deadline()); }
 
@@ -137,6 +155,15 @@ class EvictionQueues {
     constexpr int32_t kLast = 1 << 30;
     const int32_t depth = nodes_.at(node).depth;
     return depth < nodes_.components().sink_blocks(component) ? depth | kLast : depth;
+  }
+
+  // Key of a node that can lose a component.
+  [[nodiscard]] HeapKey key_of(NodeId node, int32_t component) const {
+    HeapKey key = eviction_key(policy_, nodes_.part(node, component).eviction, rank_of(node, component));
+    if (!nodes_.components().is_window(component) || !is_by_use(policy_)) return key;
+    if (policy_ == Policy::Lru) key.primary = 0;  // the clock is for states
+    key.turn |= static_cast<uint64_t>(spare(node, component).rank) << 62;
+    return key;
   }
 
   // True if the ids that the policy protects have a limit.

@@ -19,6 +19,7 @@ NodeId Eviction::take_tail(NodeId leaf, int32_t blocks, std::vector<Ids>& out) {
   give_up_tail(leaf, blocks, out);
   if (blocks < nodes_.at(leaf).size) {
     nodes_.trim(leaf, blocks);
+    queues_.refresh(leaf);  // what its windows can spare depends on its end
     return leaf;
   }
   const NodeId parent = nodes_.at(leaf).parent;
@@ -69,7 +70,7 @@ void Eviction::take_window(int32_t window, int64_t amount, Ids& out) {
     const NodeId node = queues_.worst(window);
     Part& part = nodes_.part(node, window);
     int32_t* const ids = nodes_.lane(node, lane);
-    const auto blocks = static_cast<int32_t>(std::min<int64_t>(left, part.count));
+    const auto blocks = static_cast<int32_t>(std::min<int64_t>(left, queues_.spare(node, window).count));
     for (int32_t taken = 0; taken < blocks; ++part.first) {
       int32_t& id = ids[part.first];
       if (id == kNullBlock) continue;

@@ -163,8 +163,11 @@ class RadixTree {
                                           std::vector<radix::Mark>& marks) const;
   // The node whose ids of a component the next evict() takes first; kNoNode if nothing is evictable.
   [[nodiscard]] virtual NodeId next_victim(int32_t component);
-  // Ids of a component that a node has.
-  [[nodiscard]] int32_t num_ids_of(NodeId node, int32_t component) const { return nodes_.part(node, component).count; }
+  // Ids of a component that evict() takes from a node before it takes any from another.
+  [[nodiscard]] int32_t num_ids_to_take(NodeId node, int32_t component) const {
+    if (components_.is_window(component)) return queues_.spare(node, component).count;
+    return nodes_.part(node, component).count;
+  }
   [[nodiscard]] int32_t state_of(NodeId node) const { return nodes_.at(node).state; }
   // Priority of a component of a node; one that has expired counts until next_victim() is called.
   [[nodiscard]] double priority_of(NodeId node, int32_t component) const {

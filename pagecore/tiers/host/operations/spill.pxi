@@ -65,7 +65,7 @@ cdef int64_t evict_saved(
         node = state.prefix.tree.native.next_victim(component)
         if node < 0:
             break
-        step = min(wanted - evicted, max(state.prefix.tree.native.num_ids_of(node, component), 1))
+        step = min(wanted - evicted, max(state.prefix.tree.native.num_ids_to_take(node, component), 1))
         if state.prefix.tree.native.priority_of(node, component) >= host.min_priority:
             if component == 0 and host.is_exclusive and not host.has_states:
                 save_end(state, host, node, step, copy, done)
