@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagecore import SealedBlocks, ops
+from pagecore import AttentionSpec, PagedKVCache, SealedBlocks, ops
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from tests.interop.steps import torch
 from tests.ops.cases import Shape
@@ -103,3 +103,28 @@ def test_refusals():
         interop.seal_kv(key, value, target, [(1, 5)])
     with pytest.raises(ShapeError, match="key_cache has shape"):
         interop.seal_kv(key[0], value, target, pairs)
+
+
+def test_an_operator_reads_the_sealed_blocks_of_a_cache():
+    spec = AttentionSpec(2, 32, dtype="bfloat16", num_query_heads=4, format="kivi2", residual=20)
+    cache = PagedKVCache(spec, num_blocks=8, max_sequences=2)
+    sequence = cache.add_sequence(range(90))
+    for count in (80, 1):
+        rows = [torch.randn(count, heads, 32, dtype=torch.bfloat16) for heads in (2, 2, 4)]
+        batch = cache.prepare([sequence], count)
+        cache.write(0, *rows[:2], batch)
+        group = batch.group(0)
+        planes = [interop.as_torch(plane) for plane in cache.sealed_planes(0)[:4]]
+        tables = [interop.as_torch(each, read_only=True) for each in (group.block_table, group.sealed.block_table)]
+        lens, seq_lens, row, starts = map(
+            interop.as_torch, (group.sealed.lens, batch.seq_lens, batch.rows, batch.cu_query_lens)
+        )
+        found = interop.paged_attention(
+            rows[2], *(interop.as_torch(cache.plane(name, 0)) for name in ("key", "value")), tables[0], seq_lens,
+            rows=row, cu_query_lens=starts, sealed=SealedBlocks(*planes, tables[1], lens),
+        )  # fmt: skip
+        assert torch.equal(found, cache.attend(0, rows[2], batch))
+        cache.commit(batch)
+    assert sequence.num_sealed_tokens == 32
+    with pytest.raises(UnsupportedOption, match="layer 0 has no sealed blocks; make its spec with"):
+        PagedKVCache(AttentionSpec(2, 32), num_blocks=8).sealed_planes(0)
