@@ -129,6 +129,15 @@ def test_a_cache_without_bytes_does_everything_except_hold_key_and_value():
             use()
 
 
+@pytest.mark.parametrize(
+    "options", [{"sinks": [0.5] * 4}, {"label_channels": [[0, 3]] * 2}, {"format": "float8_e4m3fn", "key_scale": [1, 2]}]
+)
+def test_a_cache_without_bytes_takes_options_that_are_arrays(options):
+    cache = make(AttentionSpec(2, 8, num_query_heads=4, **options), device="none")
+    advance(cache, [cache.add_sequence(range(9))], 9)
+    assert cache.stats().num_used_blocks == 3
+
+
 def test_fragmentation_counts_slots_without_a_token():
     cache = make()
     parent = cache.add_sequence(range(6))

@@ -10,7 +10,8 @@ from pagecore.storage.specs.spec import stores_key_and_value
 
 
 def layer_ops(spec: Spec, device: str) -> LayerOps:
-    """Return the operations of a spec on a device of `PagedKVCache`, "none" included."""
+    """Return the operations of a spec on a device of `PagedKVCache`; with "none", their arrays are on the host."""
+    device = "cpu" if device == "none" else device
     if isinstance(spec, LatentSpec):
         return LatentOps(spec, device)
     if isinstance(spec, CrossSpec):

@@ -92,8 +92,7 @@ class AttentionOps(LayerOps):
             self._summaries += ("key_min", "key_max")
         if spec.label_channels is not None:
             self._summaries += ("label",)
-            device = "cpu" if self._device == "none" else self._device
-            self._write_options["label_channels"] = to_device(np.array(spec.label_channels, np.int32), device)
+            self._write_options["label_channels"] = to_device(np.array(spec.label_channels, np.int32), self._device)
 
     @property
     def value_dim(self) -> int:
@@ -112,7 +111,7 @@ class AttentionOps(LayerOps):
             window=spec.window,
             chunk=spec.chunk,
             sink_tokens=spec.sink_tokens,
-            device="cpu" if self._device == "none" else self._device,
+            device=self._device,
         )
 
     def write(
@@ -210,7 +209,7 @@ class CrossOps(AttentionOps):
             num_query_heads=spec.num_query_heads,
             num_kv_heads=spec.num_kv_heads,
             causal=False,
-            device="cpu" if self._device == "none" else self._device,
+            device=self._device,
         )
 
     def _check_rows(self, key: Tensor, batch: StepInputs) -> None:
@@ -244,8 +243,9 @@ class LatentOps(LayerOps):
         spec = self._spec
         if spec.num_query_heads is None:
             return None
-        device = "cpu" if self._device == "none" else self._device
-        return AttentionPlan(num_query_heads=spec.num_query_heads, num_kv_heads=1, window=spec.window, device=device)
+        return AttentionPlan(
+            num_query_heads=spec.num_query_heads, num_kv_heads=1, window=spec.window, device=self._device
+        )
 
     def write(
         self, pool: KVPool, index: int, key: Any, value: Any, batch: StepInputs, group: BatchGroup, stream: object
