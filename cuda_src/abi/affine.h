@@ -15,8 +15,8 @@ enum PcAffineTiling : pc_int32 {
 // Blocks of numbers, and what they become: number = least + code * scale. Strides count bytes.
 //
 //   numbers  [block, matrix, entry, lane]    a group is `group` consecutive entries of a lane
-//   words    [block, matrix, word, lane]     32 bits: 16 or 8 consecutive entries of a lane, the first in the lowest
-//   bits scales   [block, matrix, group, lane]    the least number is `least_offset` bytes after the scale
+//   words    [block, matrix, word, lane]     32 bits: 16 or 8 consecutive entries of a lane, the first one lowest
+//   scales   [block, matrix, group, lane]    the least number is `least_offset` bytes after the scale
 //
 // Matrices are heads. Of keys, entries are tokens and lanes are channels; of values, entries are channels and lanes are
 // tokens.

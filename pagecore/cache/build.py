@@ -212,7 +212,8 @@ def _seals_of(
     if not pairs:
         return None
     residual = max(group.attended.window or 0 for group in groups if group.is_tail) - 1
-    sealer = Sealer(store, groups, pairs, partial(_stream_of, staging)) if store.pools else None
+    stream, is_captured = partial(_stream_of, staging), partial(_is_captured, staging)
+    sealer = Sealer(store, groups, pairs, stream, is_captured) if store.pools else None
     return Seals(tables, pairs, residual, sealer)
 
 
@@ -222,3 +223,7 @@ def _stream_of(staging: Staging | None) -> int | None:
         return None
     staging.refuse_captured(staging.stream)
     return staging.stream
+
+
+def _is_captured(staging: Staging | None) -> bool:
+    return staging is not None and staging.runtime.is_capturing(staging.stream)

@@ -130,7 +130,8 @@ def test_a_cache_without_bytes_does_everything_except_hold_key_and_value():
 
 
 @pytest.mark.parametrize(
-    "options", [{"sinks": [0.5] * 4}, {"label_channels": [[0, 3]] * 2}, {"format": "float8_e4m3fn", "key_scale": [1, 2]}]
+    "options",
+    [{"sinks": [0.5] * 4}, {"label_channels": [[0, 3]] * 2}, {"format": "float8_e4m3fn", "key_scale": [1, 2]}],
 )
 def test_a_cache_without_bytes_takes_options_that_are_arrays(options):
     cache = make(AttentionSpec(2, 8, num_query_heads=4, **options), device="none")

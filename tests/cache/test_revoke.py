@@ -281,6 +281,31 @@ def test_a_block_of_a_step_in_flight_keeps_the_tokens_of_the_step_before_it(kind
     cache.check_invariants()
 
 
+@pytest.mark.parametrize("computed", [0, 4, 10])
+@pytest.mark.parametrize("kind", ["prepare", "prepare_arrival"])
+def test_a_prefix_that_a_step_in_flight_computes_is_not_published_after_its_end(kind, computed):
+    cache = make()
+    sequence = cache.add_sequence(CHAT)
+    if computed:
+        cache.commit(cache.prepare([sequence], computed))
+    left = len(CHAT) - computed
+    batch = cache.prepare([sequence], left) if kind == "prepare" else cache.prepare_arrival(sequence, left)
+    assert cache.revoke_prefix(CHAT, valid=9) == {sequence: 8}
+    cache.commit(batch)
+    assert cache.match_length([*CHAT, 0]) == 8
+    cache.check_invariants()
+
+
+def test_sequences_that_compute_the_same_tokens_in_one_step_are_revoked_together():
+    cache = make()
+    first, second = cache.add_sequence(CHAT), cache.add_sequence(CHAT)
+    batch = cache.prepare([first, second], [24, 12])
+    assert cache.revoke_blocks(table_of(cache)[first.row, [1]]) == {first: 4, second: 4}
+    cache.commit(batch)
+    assert cache.match_length([*CHAT, 0]) == 4
+    cache.check_invariants()
+
+
 def test_a_duplicate_revoked_by_its_id_takes_the_cached_block_along():
     cache = make()
     first, second = cache.add_sequence(CHAT), cache.add_sequence(CHAT)

@@ -119,13 +119,14 @@ def test_restored_numbers_are_those_of_the_host(cuda, dtype, layout):
         sealed = empty_sealed(7, (size, HEADS, *dims), bits, groups, DTYPES["float16"])
         seal_kv(*caches((dtype, dtype), size, dims), sealed, PAIRS)
         plain = [empty_cache(layout, (5, size, HEADS, dim), DTYPES[dtype]) for dim in dims]
-        before = [cuda.put(each) for each in plain]
+        empty = [each.copy() for each in plain]
         pairs = PAIRS[:, ::-1]
         unseal_kv(sealed, *plain, pairs)
         outside = np.concatenate([pairs, [[7, 2], [2, 5], [0, 2]]])
         for given in (pairs, cuda.put(outside)):
-            unseal_kv(put(cuda, sealed), *before, given)
-            for got, expected in zip(before, plain, strict=True):
+            restored = [cuda.put(each) for each in empty]
+            unseal_kv(put(cuda, sealed), *restored, given)
+            for got, expected in zip(restored, plain, strict=True):
                 found = cuda.get(got)
                 np.testing.assert_array_equal(found.astype(np.float32), expected.astype(np.float32))
 

@@ -226,6 +226,50 @@ def test_no_commit_seals_in_a_capture(cuda, captured):
     assert not kept[0].in_flight
 
 
+def test_a_sequence_is_removed_while_a_graph_is_captured(cuda):
+    """Its last blocks are not sealed then; those that were sealed before stay cached."""
+    one = Life(cuda)
+    sequence, stream = one.cache.add_sequence(range(100)), cuda.stream()
+    kept = one.step([sequence], [70], stream=stream)
+    assert sequence.num_sealed_tokens == 48
+
+    def remove(captured):
+        one.cache._parts.staging.stream = captured
+        one.cache.remove(sequence)
+
+    cuda.capture(remove)
+    one.cache._parts.staging.stream = stream
+    assert one.cache.match_length(range(100)) == 48
+    one.cache.check_invariants()
+    cuda.runtime.synchronize(stream)
+    assert not kept[0].in_flight
+
+
+def test_code_of_the_caller_that_removes_a_sequence_in_a_commit_changes_no_sealed_block(cuda, monkeypatch):
+    """Such as a finalizer that the garbage collector runs."""
+
+    def life(kit):
+        one = Life(kit)
+        first, second = one.cache.add_sequence(range(100)), one.cache.add_sequence(range(200, 300))
+        kept = [one.step([first, second], [30, 40])]
+        if kit is not HOST:
+            staging = one.cache._parts.staging
+            check, doomed = staging.refuse_captured, [second]
+
+            def check_and_remove(stream):
+                check(stream)
+                if len(one.outputs) == 4 and doomed:  # in the second commit
+                    one.cache.remove(doomed.pop())
+
+            monkeypatch.setattr(staging, "refuse_captured", check_and_remove)
+        kept.append(one.step([first], [40]))
+        assert first.num_sealed_tokens == 48
+        one.note(first)
+        return one
+
+    assert_alike(life(cuda), life(HOST))
+
+
 def test_sealed_blocks_come_back_from_a_host_tier(cuda):
     """The copies of a backup follow the kernel that seals; those of a promotion precede the next step."""
 

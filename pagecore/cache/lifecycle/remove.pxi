@@ -32,9 +32,6 @@ def remove(CacheState state not None, sequence, rank=None):
     if state.prefix is not None and state.seals is not None and removed.row >= 0:
         seal_whole(state, removed)
         removed = require(state, sequence, False)
-        if state.observer is not None and removed.row >= 0:
-            number_namespaces(state.prefix, [removed])
-            publish_one(state.prefix, removed, False)
     if state.observer is not None and state.prefix is not None and removed.row >= 0:
         state.observer.removing(removed)
         removed = require(state, sequence, False)
@@ -77,10 +74,12 @@ def remove(CacheState state not None, sequence, rank=None):
 
 
 cdef int seal_whole(CacheState state, Sequence sequence) except -1:
-    """Seal the whole blocks of a sequence that can be published."""
+    """Seal the whole blocks of a sequence that can be published, unless a graph would record it."""
     cdef int64_t operation = state.num_operations
     cdef int32_t length
     if state.seals.quantise is None or sequence.hold.published == INT32_MAX:
+        return 0
+    if state.seals.quantise.is_captured() or state.num_operations != operation:
         return 0
     length = num_whole(sequence, state.block_size)
     length = num_publishable(state.prefix, sequence, length, False) * state.block_size

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Listed
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +26,18 @@ class Sealer:
     pairs : list of (int, int)
         Number of each tail, and of its group of sealed blocks.
     stream : callable
-        Returns the stream of the last step; None on the host.
+        Returns the stream of the last step, or raises DeviceError while it is captured; None on the host.
+    is_captured : callable
+        Returns True while that stream is being captured into a graph.
     """
 
     def __init__(
-        self, store: Store, groups: Listed[Group], pairs: Iterable[tuple[int, int]], stream: Callable[[], Any]
+        self,
+        store: Store,
+        groups: Listed[Group],
+        pairs: Iterable[tuple[int, int]],
+        stream: Callable[[], int | None],
+        is_captured: Callable[[], bool],
     ) -> None:
         self._store = store
         self._places: list[tuple[int, int, AttentionSpec]] = []
@@ -40,6 +46,7 @@ class Sealer:
             assert isinstance(spec, AttentionSpec)
             self._places.append((tail, sealed, spec))
         self._stream = stream
+        self.is_captured = is_captured
 
     def __call__(self, blocks: list[NDArray[np.int32]]) -> None:
         """Seal pairs of blocks (tail, sealed) of each tail."""

@@ -136,8 +136,9 @@ class PrefixMethods(PartsOwner):
         -------
         dict
             Sequences that have the block, those that are swapped out or have a step in flight included, and the number
-            of their tokens before it, those of the step included. Commit or abandon a step, or swap a sequence in,
-            before `truncate`, which refuses lengths without a state or whose window was released: truncate to 0 then.
+            of their tokens before it, those of the step included: fewer are left if its commit accepts fewer. Commit or
+            abandon a step, or swap a sequence in, before `truncate`, which refuses lengths without a state or whose
+            window was released: truncate to 0 then.
 
         Raises
         ------

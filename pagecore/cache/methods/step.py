@@ -180,7 +180,8 @@ class StepMethods(PartsOwner):
             A sequence would have no state after its accepted tokens: only a step of up to ``1 + draft_tokens`` tokens
             can be accepted in part. Or tokens move in a cache with planes per block that cannot be renewed.
         DeviceError
-            Tokens move while the stream of the cache is captured. A device that fails during the moves loses them.
+            Tokens move, or blocks are sealed, while the stream of the cache or of the step is captured. A device that
+            fails during the moves loses them.
         """
         step = own_step(self._parts.state, batch)
         save = partial(save_checkpoints, self._parts, step)

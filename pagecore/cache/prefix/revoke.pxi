@@ -4,7 +4,7 @@ The sequences keep their blocks, whose references are their own. Their receipts 
 publish nothing from it on: what they computed after it may be wrong, too.
 """
 
-from libc.stdint cimport INT32_MAX, int32_t, int64_t
+from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t
 from libc.string cimport memcmp
 
 from pagecore.cache.sequences._sequences cimport PrefixHold, Sequence
@@ -140,7 +140,7 @@ cdef bint has_block(PrefixCache prefix, Sequence sequence, const Query& query, o
     """
     cdef PrefixHold hold = sequence.hold
     cdef int64_t begin = valid * prefix.block_size
-    cdef int64_t end = sequence.computed
+    cdef int64_t end = valid_tokens(sequence, INT64_MAX)
     if not hold.truncated_inside_block:
         end = max(end, <int64_t>prefix.num_held(hold) * prefix.block_size)
     end = min(end, min(<int64_t>sequence.known, begin + prefix.block_size))

@@ -129,7 +129,6 @@ cdef class Seals:
     # numbers of the sequences are set after it.
     cdef void begin(self) noexcept
     cdef int add(self, Sequence sequence, int32_t length) except -1
-    cdef bint has_pairs(self) noexcept
     cdef list run(self)
 
 

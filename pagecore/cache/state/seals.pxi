@@ -27,7 +27,7 @@ cdef class Seals:
         Number of each tail, and of its group of sealed blocks.
     residual : int
         Newest tokens that a commit leaves in the tail.
-    quantise : callable or None
+    quantise : Sealer or None
         Called with a list that has an array int32 ``[n, 2]`` for each tail: blocks of the tail, and the sealed blocks
         that they become. None for a cache without bytes.
     """
@@ -82,11 +82,8 @@ cdef class Seals:
                 self.pairs[tail].push_back(pair)
         return 0
 
-    cdef bint has_pairs(self) noexcept:
-        return not self.pairs[0].empty()
-
     cdef list run(self):
-        if not self.has_pairs():
+        if self.pairs[0].empty():
             return None
         # A copy: code of the caller that runs from here on may seal other blocks.
         cdef vector[vector[BlockCopy]] pairs = self.pairs

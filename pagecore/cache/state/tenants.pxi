@@ -183,7 +183,8 @@ cdef class Tenants:
 
     cdef void doubt(self, const vector[vector[int32_t]]& blocks) noexcept:
         cdef size_t group, k
-        for group in range(self.last.size()):  # slots of states follow, which are zeroed when they are taken
+        # Slots of states may follow, which are zeroed when they are taken. Tails of sealed blocks may be missing.
+        for group in range(min(self.last.size(), blocks.size())):
             for k in range(blocks[group].size()):
                 if blocks[group][k] != 0:
                     self.last[group][blocks[group][k]] = DOUBTFUL

@@ -219,25 +219,36 @@ cdef int seal_blocks(StepRecord step, bint has_paths) except -1:
     Tokens that move to their place in an accepted path do so later: their blocks wait for another commit.
     """
     cdef int32_t i
+    cdef Seals seals = step.state.seals
+    if not set_reach(step, has_paths):
+        return 0
+    step.check_reachable()
+    step.require_in_flight("committed")  # code of the caller may have run, and may run again in run()
+    seals.begin()
+    for i in range(step.plan.num_sequences):
+        if step.is_live(i):
+            seals.add(<Sequence>step.plan.sequences[i], step.sealed_to[i])
+    step.sealed_pairs = seals.run()
+    step.require_in_flight("committed")
+    return 0
+
+
+cdef bint set_reach(StepRecord step, bint has_paths) noexcept:
+    """Set the number of tokens that each live sequence has in sealed blocks after the commit; return True if any grows."""
+    cdef int32_t i
     cdef int64_t first = 0, length
     cdef Sequence sequence
-    cdef Seals seals = step.state.seals
-    seals.begin()
+    cdef bint grows = False
     for i in range(step.plan.num_sequences):
         if step.is_live(i):
             sequence = <Sequence>step.plan.sequences[i]
             length = <int64_t>sequence.computed + step.accepted[i]
             if has_paths and not stays(step, i, first):
-                length = min(length, <int64_t>sequence.computed + seals.residual)
-            step.sealed_to[i] = seals.reach(sequence, length)
-            seals.add(sequence, step.sealed_to[i])
+                length = min(length, <int64_t>sequence.computed + step.state.seals.residual)
+            step.sealed_to[i] = step.state.seals.reach(sequence, length)
+            grows = grows or step.sealed_to[i] > sequence.sealed
         first += step.plan.counts[i]
-    if seals.has_pairs():
-        step.check_reachable()
-    step.sealed_pairs = seals.run()
-    if step.sealed_pairs is not None:
-        step.require_in_flight("committed")  # code of the caller may have run
-    return 0
+    return grows
 
 
 cdef void note_sealed(StepRecord step) noexcept:

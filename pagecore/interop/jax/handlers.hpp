@@ -99,7 +99,7 @@ inline XLA_FFI_Error* paged_attention(XLA_FFI_CallFrame* call) noexcept {
 [[nodiscard]] inline const XLA_FFI_Buffer& written_result(CallFrame& frame, const XLA_FFI_Buffer& given) {
   const XLA_FFI_Buffer& result = frame.next_result();
   if (result.data == given.data) return result;
-  int64_t bytes = size_of(stored_type(given));
+  int64_t bytes = given.dtype == XLA_FFI_DataType_S32 ? 4 : size_of(stored_type(given));  // words of sealed blocks
   for (int64_t i = 0; i < given.rank; ++i) bytes *= given.dims[i];
   std::memcpy(result.data, given.data, static_cast<size_t>(bytes));
   return result;

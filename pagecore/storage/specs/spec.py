@@ -114,10 +114,23 @@ def block_size_of(spec: object) -> int | None:
 
 
 def chosen_block_size(specs: Iterable[object], given: SupportsIndex | None) -> int:
-    """Return a given block size; for None that of the first spec that requires one, or `DEFAULT_BLOCK_SIZE`."""
+    """Return a given block size; for None the one that specs require, or `DEFAULT_BLOCK_SIZE`.
+
+    Raise ShapeError if they require several.
+    """
     if given is not None:
         return require_int("block_size", given)
-    return next((size for size in map(block_size_of, specs) if size is not None), DEFAULT_BLOCK_SIZE)
+    sizes = {
+        require_int(f"block_size of a {type(spec).__name__}", size)
+        for spec in specs
+        if (size := block_size_of(spec)) is not None
+    }
+    if len(sizes) > 1:
+        raise ShapeError(
+            f"the layers require blocks of {' and '.join(map(str, sorted(sizes)))} tokens, but a cache has one block "
+            "size; give their specs the same block_size"
+        )
+    return sizes.pop() if sizes else DEFAULT_BLOCK_SIZE
 
 
 def format_of(spec: Spec, side: Side) -> Format | None:

@@ -230,17 +230,27 @@ def _group_lane(parts: CacheParts, number: int, group: Group, replicas: int) -> 
     attended = group.attended
     queries = getattr(group.spec, "num_query_heads", None)
     members = {
-        layer.index: layer.spec for layer in parts.layers if not layer.keeps_state and layer.cached_group == number
+        layer.index: (place, layer.spec)
+        for place, layer in reversed(list(enumerate(parts.layers)))
+        if not layer.keeps_state and layer.cached_group == number
     }
+    layers = [members[index] for index in sorted(members)]
+    # The model decides on the windows of its layers, but the user on their formats.
+    has_choice = len(parts.cached_groups) > 1 and any(_has_format(layer.spec) for layer in parts.layers)
     return _packed(
         {
-            "layers": [_described(spec) for _, spec in sorted(members.items())],
+            "layers": [_described(spec) for _, spec in layers],
+            **({"places": [place for place, _ in layers]} if has_choice else {}),
             "heads": None if queries is None else queries * replicas,
             "window": [attended.window, attended.chunk, attended.lookahead, attended.sink_tokens],
             # Every store keeps blocks layer by layer and plane by plane; the inner axes are the pool's.
             "order": "BLC" + _inner_axes(parts, number),
         }
     )
+
+
+def _has_format(spec: object) -> bool:
+    return any(getattr(spec, name, None) is not None for name in ("format", "value_format"))
 
 
 def _inner_axes(parts: CacheParts, group: int) -> str:

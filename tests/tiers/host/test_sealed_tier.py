@@ -48,6 +48,20 @@ def test_sealed_blocks_come_back_from_a_host_tier(layers):
     assert go_on(driver, stored, 70) == 96
 
 
+def test_a_cache_that_scrubs_takes_sealed_blocks_from_a_host_tier():
+    driver = Driver(num_blocks=20, scrub=True)
+    tier = HostTier(driver.cache, num_blocks=20)
+    sequence = driver.add(range(150))
+    driver.step(sequence, 150)
+    assert tier.backup(sequence) == 3
+    stored = driver.stored.pop(sequence)
+    driver.cache.remove(sequence)
+    driver.cache.clear_prefix_cache()
+    assert tier.promote(range(200)) == 96
+    driver.cache.check_invariants()
+    assert go_on(driver, stored, 70) == 96
+
+
 def test_a_tier_has_the_blocks_that_a_removal_seals():
     driver = Driver(num_blocks=20)
     with Tiers(driver.cache, HostTier(driver.cache, num_blocks=20)) as tiers:
@@ -144,3 +158,15 @@ def test_sizes_count_the_sealed_group_alone():
     tier = HostTier(cache, memory="64MiB")
     assert tier.num_blocks[0] * sum(plane.nbytes for plane in SPEC.planes) > 2**25
     assert cache.block_size == BLOCK
+
+
+@pytest.mark.parametrize("options", [{"format": "kivi2", "residual": 40}, {"format": "int4_token"}])
+def test_fingerprints_differ_if_other_layers_have_a_format(options):
+    plain = AttentionSpec(2, 64, 32, dtype="float32", num_query_heads=4)
+    stored = replace(plain, **options)
+
+    def digest(*layers):
+        return Fingerprint.of(PagedKVCache(list(layers), num_blocks=2, device="none"), model="m").digest
+
+    assert digest(stored, plain, stored) == digest(stored, plain, stored)
+    assert len({digest(stored, plain, stored), digest(stored, stored, plain), digest(plain, stored, stored)}) == 3

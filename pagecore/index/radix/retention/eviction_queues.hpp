@@ -1,8 +1,8 @@
 // Eviction order: for each component, a queue of the nodes that can lose it, worst first.
 //
 // I1: the queue of a component has a node iff the node can lose the component now: full: an unpinned leaf; window or
-//     state: an unpinned node with an id there. Its key is that of the node's eviction state; of windows, nodes of
-//     equal worth are ordered by what they can spare before the last use.
+//     state: an unpinned node with an id there. Its key is that of the node's eviction state; in windows, the rank of
+//     what a node can spare (see Spare) precedes the last use.
 // I2: with policy Priority, `expiries` has the nodes of the queue whose priority expires, keyed by the time of that.
 // I3: evictable + pinned = held, where evictable counts the ids of unpinned nodes.
 // I4: with policy Slru, protected_ has, for the full component and each window, the protected nodes with ids, the least
@@ -22,7 +22,8 @@
 
 namespace pagecore::radix {
 
-// Tokens before the end of a sequence after which others often go on: the end of a prompt, before what was generated.
+// Answers often have fewer tokens: the prompt, which another sequence may continue, ends that far before the end of its
+// sequence, or later.
 inline constexpr int64_t kNearTokens = 1024;
 
 class EvictionQueues {
@@ -54,8 +55,8 @@ class EvictionQueues {
   }
   // Resets the priorities that have expired by now.
   void expire();
-  // The first ids of a window, which a node gives up at once: first those far from its end, where few prefixes end that
-  // another sequence continues; then those that a prefix which ends with the node does not need; then the rest.
+  // The first ids of a window in a node, which are evicted together. Rank 0: they are far from the end of the node, where
+  // few prompts end. Rank 1: a prefix that ends with the node does not need them. Rank 2: it does.
   struct Spare {
     int32_t rank;  // 0, 1 or 2: nodes with a lower one go first
     int32_t count;
