@@ -178,24 +178,25 @@ struct E2M1Integers {
     split(look_up(halves_, (Bytes)nibbles<kPart>(stored)), to);
   }
 
-  // Dims of the vectors of values(): a group has two, of its even and of its odd dims.
+  // Dims of the vectors of values(): a group has two.
   static constexpr int64_t kValueDims = 16;
-  // The numbers of two tokens in turn.
+  // The numbers of two tokens in turn. The dims of the vectors are 0 4 8 12 1 5 9 13 and 2 6 10 14 3 7 11 15.
   template <int kFrom>
   PC_FORCE_INLINE void values(const char* a, const char* b, Shorts (&to)[2]) const {
-    const auto half = [](const char* row) __attribute__((always_inline)) {
-      return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(row));
+    const auto repeat_row = [](const char* row) __attribute__((always_inline)) {
+      int64_t codes;
+      __builtin_memcpy(&codes, row, sizeof codes);
+      return _mm256_set1_epi64x(codes);
     };
-    const __m128i both = _mm_unpacklo_epi8(half(a), half(b)), low = _mm_set1_epi8(15);
-    const auto look_up_bytes = [&](__m128i codes) __attribute__((always_inline)) {
-      const __m128i table = _mm256_castsi256_si128((__m256i)halves_);
-      return (Shorts)_mm256_cvtepi8_epi16(_mm_shuffle_epi8(table, _mm_and_si128(codes, low)));
-    };
-    to[0] = look_up_bytes(both), to[1] = look_up_bytes(_mm_srli_epi16(both, 4));
+    // The lower half has the low nibbles, the upper half the high ones.
+    const __m256i both = _mm256_unpacklo_epi16(repeat_row(a), repeat_row(b));
+    const auto index = (Bytes)_mm256_srlv_epi32(both, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4)) & 15;
+    split(look_up(halves_, index), to);
   }
   PC_FORCE_INLINE static void order_values(Vec (&v)[2]) {
     const Vec low = zip_low(v[0], v[1]), high = zip_high(v[0], v[1]);
-    v[0] = even_quarters(low, high), v[1] = odd_quarters(low, high);
+    v[0] = __builtin_shufflevector(low, low, 0, 4, 1, 5, 2, 6, 3, 7);
+    v[1] = __builtin_shufflevector(high, high, 0, 4, 1, 5, 2, 6, 3, 7);
   }
 #endif
 
