@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Listed
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +37,7 @@ class Sealer:
         store: Store,
         groups: Listed[Group],
         pairs: Iterable[tuple[int, int]],
-        stream: Callable[[], int | None],
+        stream: Callable[[], Any],
         is_captured: Callable[[], bool],
     ) -> None:
         self._store = store
