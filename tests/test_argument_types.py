@@ -53,7 +53,7 @@ COUNTS = {
     "shape": lambda value: pagecore.zeros((2, value)),
     "slot_block": lambda value: pagecore.slots_of([[1]], [[1]], value),
     "head_dim": lambda value: AttentionSpec(2, value),
-    "num_blocks": lambda value: PagedKVCache(SPEC, num_blocks=9, block_size=value),
+    "block_size": lambda value: PagedKVCache(SPEC, num_blocks=9, block_size=value),
     "num_layers": lambda value: PagedKVCache(SPEC, num_blocks=9, num_layers=value),
     "layer": lambda value: PagedKVCache(SPEC, num_layers=2, num_blocks=9).key(value),
     "pool": lambda value: BlockPool(9).try_allocate(value),
@@ -68,7 +68,7 @@ COUNTS = {
 @pytest.mark.parametrize("value", [True, "1", 1.0, None, [1], np.array([])], ids=repr)
 @pytest.mark.parametrize("name", COUNTS)
 def test_a_count_is_an_integer_and_no_bool(name, value):
-    optional = {"window", "window_side", "chunk", "sink_tokens", "num_workers", "words", "num_layers"}
+    optional = {"window", "window_side", "chunk", "sink_tokens", "num_workers", "words", "block_size", "num_layers"}
     lists = {"shape"}  # its entries only
     if (value is None and name in optional) or (isinstance(value, list) and name in lists):
         return

@@ -234,7 +234,7 @@ cdef int seal_blocks(StepRecord step, bint has_paths) except -1:
 
 
 cdef bint set_reach(StepRecord step, bint has_paths) noexcept:
-    """Set the number of tokens that each live sequence has in sealed blocks after the commit; return True if any grows."""
+    """Set the tokens that each live sequence has in sealed blocks after the commit; return True if any grows."""
     cdef int32_t i
     cdef int64_t first = 0, length
     cdef Sequence sequence

@@ -55,8 +55,8 @@ class EvictionQueues {
   }
   // Resets the priorities that have expired by now.
   void expire();
-  // The first ids of a window in a node, which are evicted together. Rank 0: they are far from the end of the node, where
-  // few prompts end. Rank 1: a prefix that ends with the node does not need them. Rank 2: it does.
+  // The first ids of a window in a node, which are evicted together. Rank 0: they are far from the end of the node,
+  // where few prompts end. Rank 1: a prefix that ends with the node does not need them. Rank 2: it does.
   struct Spare {
     int32_t rank;  // 0, 1 or 2: nodes with a lower one go first
     int32_t count;
