@@ -88,31 +88,15 @@ def test_the_kernels_are_right_without_a_fault():
     run_sealed()
 
 
-@pytest.mark.parametrize("name", cases(list(SEAL_FAULTS)[::2], list(SEAL_FAULTS)))
-def test_a_fault_planted_in_the_kernel_that_seals_is_caught(planting, name):
-    fault = SEAL_FAULTS[name]
+RUNS = [(SEAL_FAULTS, run_seal), (RESTORE_FAULTS, run_restore), (SEALED_FAULTS, run_sealed)]
+PLANTED = [(name, faults, run) for faults, run in RUNS for name in cases(list(faults)[::2], list(faults))]
+
+
+@pytest.mark.parametrize(("name", "faults", "run"), PLANTED, ids=[f"{run.__name__}-{name}" for name, _, run in PLANTED])
+def test_a_planted_fault_is_caught(planting, name, faults, run):
+    fault = faults[name]
     with (
-        planting.planted(SOURCES, fault, SEAL_FAULTS.values()) as sources,
+        planting.planted(SOURCES, fault, faults.values()) as sources,
         pytest.raises(AssertionError, match=fault.message),
     ):
-        run_seal(sources)
-
-
-@pytest.mark.parametrize("name", cases(list(RESTORE_FAULTS)[::2], list(RESTORE_FAULTS)))
-def test_a_fault_planted_in_the_kernel_that_restores_numbers_is_caught(planting, name):
-    fault = RESTORE_FAULTS[name]
-    with (
-        planting.planted(SOURCES, fault, RESTORE_FAULTS.values()) as sources,
-        pytest.raises(AssertionError, match=fault.message),
-    ):
-        run_restore(sources)
-
-
-@pytest.mark.parametrize("name", cases(list(SEALED_FAULTS)[::2], list(SEALED_FAULTS)))
-def test_a_fault_planted_in_attention_over_sealed_blocks_is_caught(planting, name):
-    fault = SEALED_FAULTS[name]
-    with (
-        planting.planted(SOURCES, fault, SEALED_FAULTS.values()) as sources,
-        pytest.raises(AssertionError, match=fault.message),
-    ):
-        run_sealed(sources)
+        run(sources)

@@ -231,7 +231,7 @@ def _group_lane(parts: CacheParts, number: int, group: Group, replicas: int) -> 
     queries = getattr(group.spec, "num_query_heads", None)
     members = {
         layer.index: (place, layer.spec)
-        for place, layer in reversed(list(enumerate(parts.layers)))
+        for place, layer in reversed(list(enumerate(parts.layers)))  # of layers that share planes, the first stays
         if not layer.keeps_state and layer.cached_group == number
     }
     layers = [members[index] for index in sorted(members)]
