@@ -54,9 +54,9 @@ Radix tree over token prefixes and the blocks that hold their keys and values.
         protects prefixes that were hit, the last ones first, until they have a share of the blocks, 0.1 by default or
         as in "slru:0.2". Others are as if they had just been inserted, until their next hit. States have no limit.
 
-        Windows hold what each prefix passed through, of which few blocks are ever reused. Except for "fifo", "mru" and
-        "filo", of nodes that are equal but for their last use, those with the most to spare give it up first: blocks
-        more than 1024 tokens in front of what a prefix needs that ends with the node; then others in front of that.
+        A window keeps every block that a sequence passed through, and few of them are reused. Unless the policy is
+        "fifo", "mru" or "filo", nodes that differ only in their last use give up first the blocks more than 1024 tokens
+        in front of what a prefix needs that ends with the node, then the others in front of that, then the rest.
 
     Attributes
     ----------
