@@ -99,6 +99,9 @@ X86_FEATURES = {
 }
 # Features of x86-64-v4-vnni, which has the kernels of v4_bf16 without products of bfloat16, and others of v4.
 VNNI_FEATURES = X86_FEATURES["v4"] | {"avx512vbmi", "avx512_vnni"}
+# Values of PAGECORE_BUILD_ISA, and the flags of kernels that "local" does not optimise.
+BUILDS = ("all", "native", "local")
+UNOPTIMISED = ["-Og"]
 # Null tables of the instruction sets that a build leaves out.
 ABSENT = "build/absent_isas.cpp"
 
@@ -179,41 +182,67 @@ def write_joined(unit: str, files: list[str]) -> None:
     write_changed(unit, "".join(f'#include "{file}"\n' for file in files))
 
 
+def features(cpuinfo: str) -> set[str] | None:
+    """Return the features of the processor; None if the system does not list them."""
+    found = re.search(r"^flags\s*:(.*)$", cpuinfo, re.MULTILINE)
+    return None if found is None or ISA_FLAGS is not X86_LEVELS else set(found[1].split())
+
+
+def supported_isas(cpuinfo: str) -> list[str]:
+    """Return the instruction sets with kernels that the processor can run, all if its features are unknown."""
+    flags = features(cpuinfo)
+    if flags is None:
+        return list(ISA_FLAGS)
+    supported = list(itertools.takewhile(lambda isa: X86_FEATURES[isa] <= flags, X86_FEATURES))
+    return [*supported, "v4_bf16"] if supported[-1:] == ["v4"] and flags >= VNNI_FEATURES else supported
+
+
 def native_isas(cpuinfo: str) -> list[str]:
     """Return the instruction set that the processor gets by default (dispatch.cpp), and the one that it extends.
 
     Return all of them if the system does not list the features.
     """
-    found = re.search(r"^flags\s*:(.*)$", cpuinfo, re.MULTILINE)
-    if found is None or ISA_FLAGS is not X86_LEVELS:
+    flags = features(cpuinfo)
+    if flags is None:
         return list(ISA_FLAGS)
-    flags = set(found[1].split())
-    supported = list(itertools.takewhile(lambda isa: X86_FEATURES[isa] <= flags, X86_FEATURES))
+    supported = supported_isas(cpuinfo)
     if "v4_amx" in supported:
         return ["v4_bf16", "v4_amx"]
-    if "v4" in supported and flags >= VNNI_FEATURES and ("v4_bf16" not in supported or "GenuineIntel" in cpuinfo):
+    if "v4_bf16" in supported and (not flags >= X86_FEATURES["v4_bf16"] or "GenuineIntel" in cpuinfo):
         return ["v4", "v4_bf16"]  # x86-64-v4-vnni
     return supported[-1:]
 
 
-def built_isas() -> list[str]:
-    """Return the instruction sets to build: all, or those of this processor with ``PAGECORE_BUILD_ISA=native``."""
+def built_isas() -> dict[str, list[str]]:
+    """Return the instruction sets to build, and the flags of each.
+
+    They are all, unless PAGECORE_BUILD_ISA is "native": those of this processor; or "local": all, but those that this
+    processor cannot run are not optimised, which takes a third of the time. Neither is for other machines.
+    """
     wanted = os.environ.get("PAGECORE_BUILD_ISA", "all")
-    if wanted not in {"all", "native"}:
-        raise SystemExit(f'expected PAGECORE_BUILD_ISA to be "all" or "native", got "{wanted}"')
-    cpuinfo = Path("/proc/cpuinfo")
-    return native_isas(cpuinfo.read_text() if wanted == "native" and cpuinfo.exists() else "")
+    if wanted not in BUILDS:
+        names = ", ".join(f'"{each}"' for each in BUILDS)
+        raise SystemExit(f'expected PAGECORE_BUILD_ISA to be one of {names}, got "{wanted}"')
+    file = Path("/proc/cpuinfo")
+    cpuinfo = file.read_text() if wanted != "all" and file.exists() else ""
+    if wanted == "native":
+        return {isa: ISA_FLAGS[isa] for isa in native_isas(cpuinfo)}
+    supported = supported_isas(cpuinfo)
+    return {isa: flags if isa in supported else [*flags, *UNOPTIMISED] for isa, flags in ISA_FLAGS.items()}
 
 
-def write_absent(isas: list[str]) -> None:
+def write_absent(isas: dict[str, list[str]]) -> None:
+    """Write the tables of instruction sets that a build leaves out; the file changes with the flags of the others."""
     absent = [f"{isa}::kTable" for isa in ISA_FLAGS if isa not in isas]
     if "v4_bf16::kTable" in absent:
         absent.append("v4_bf16::kTableWithoutPairs")
     tables = "".join(f"const KernelTable {table}{{}};\n" for table in absent)
-    write_changed(ABSENT, f'#include "pagecore/ops/cpu/kernel_table.hpp"\n\nnamespace pagecore::cpu {{\n{tables}}}\n')
+    flags = "".join(f"// {isa}: {' '.join(each)}\n" for isa, each in isas.items())
+    include = '#include "pagecore/ops/cpu/kernel_table.hpp"'
+    write_changed(ABSENT, f"{flags}{include}\n\nnamespace pagecore::cpu {{\n{tables}}}\n")
 
 
-def folder_libraries(isas: list[str]) -> list[tuple[str, dict[str, object]]]:
+def folder_libraries(isas: dict[str, list[str]]) -> list[tuple[str, dict[str, object]]]:
     """One library for each folder; the kernels of ops/cpu once more for each instruction set."""
     flags = [*CXX, "-include", prelude("standard")]
     built = [library("index", "index", sources("pagecore/index/**/*.cpp"), flags)]
@@ -221,9 +250,9 @@ def folder_libraries(isas: list[str]) -> list[tuple[str, dict[str, object]]]:
     # The linker reads libraries in order: the kernels come after the dispatcher that names them.
     host = [file for file in sources("pagecore/ops/cpu/**/*.cpp") if "/isa/" not in file]
     built.append(library("ops", "cpu", host, flags))
-    for isa in isas:
+    for isa, own in isas.items():
         files = [f"pagecore/ops/cpu/isa/{isa}.cpp", f"pagecore/ops/cpu/isa/latent_{isa}.cpp"]
-        built.append(library("ops", f"cpu_{isa}", files, [*CXX, *ISA_FLAGS[isa], *KERNEL_FLAGS]))
+        built.append(library("ops", f"cpu_{isa}", files, [*CXX, *own, *KERNEL_FLAGS]))
     built.append(library("ops", "cpu_absent", [ABSENT], CXX))
     return [(name, info) for name, info in built if info["sources"]]
 
@@ -309,10 +338,12 @@ class BuildLibraries(build_clib):
             write_joined(unit, parts)
         if prelude("standard") in info["cflags"]:
             header.result()
-        (made,) = self.compiler.object_filenames([unit], output_dir=self.build_temp)
+        # A later build with optimisation must not find the objects of one without.
+        folder = os.path.join(self.build_temp, "unoptimised" if UNOPTIMISED[0] in info["cflags"] else "")
+        (made,) = self.compiler.object_filenames([unit], output_dir=folder)
         if modified(made) < max(map(modified, (unit, *parts, *info["depends"]))):
             options = {"include_dirs": info["include_dirs"], "extra_postargs": info["cflags"]}
-            self.compiler.compile([unit], self.build_temp, **options)
+            self.compiler.compile([unit], folder, **options)
         return unit, made
 
 

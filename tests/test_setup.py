@@ -156,13 +156,42 @@ def test_a_native_build_for_aarch64_has_neon(setup, monkeypatch):
 
 def test_an_unknown_choice_of_instruction_sets_is_refused(setup, monkeypatch):
     monkeypatch.setenv("PAGECORE_BUILD_ISA", "v3")
-    with pytest.raises(SystemExit, match='PAGECORE_BUILD_ISA to be "all" or "native", got "v3"'):
+    with pytest.raises(SystemExit, match='PAGECORE_BUILD_ISA to be one of "all", "native", "local", got "v3"'):
         setup.built_isas()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="needs the levels of x86-64")
+@pytest.mark.parametrize(
+    ("isas", "optimised"),
+    [
+        (["v2", "v3"], ["v2", "v3"]),
+        (["v2", "v3", "v4"], ["v2", "v3", "v4"]),
+        (["v2", "v3", "v4", "vnni"], ["v2", "v3", "v4", "v4_bf16"]),
+        (["v2", "v3", "v4", "v4_bf16", "v4_amx"], ["v2", "v3", "v4", "v4_bf16", "v4_amx"]),
+    ],
+)
+def test_a_local_build_optimises_what_the_processor_can_run(setup, monkeypatch, isas, optimised):
+    monkeypatch.setattr(setup.Path, "read_text", lambda _: cpuinfo(setup, isas, "AuthenticAMD"))
+    monkeypatch.setenv("PAGECORE_BUILD_ISA", "local")
+    built = setup.built_isas()
+    assert list(built) == list(setup.ISA_FLAGS)
+    assert [isa for isa, flags in built.items() if flags == setup.ISA_FLAGS[isa]] == optimised
+    assert all("-Og" in flags for isa, flags in built.items() if isa not in optimised)
+    monkeypatch.setenv("PAGECORE_BUILD_ISA", "all")
+    assert setup.built_isas() == setup.ISA_FLAGS
+
+
+def test_an_extension_is_linked_again_if_its_kernels_get_other_flags(setup):
+    isa, flags = next(iter(setup.ISA_FLAGS.items()))
+    setup.write_absent({isa: [*flags, "-Og"]})
+    written = (setup.ROOT / setup.ABSENT).read_text()
+    setup.write_absent({isa: flags})
+    assert (setup.ROOT / setup.ABSENT).read_text() != written
 
 
 def test_instruction_sets_that_a_build_leaves_out_have_empty_tables(setup):
     first, *others = setup.ISA_FLAGS
-    setup.write_absent([first])
+    setup.write_absent({first: setup.ISA_FLAGS[first]})
     text = (setup.ROOT / setup.ABSENT).read_text()
     assert [f"{isa}::kTable{{}}" in text for isa in setup.ISA_FLAGS] == [False] + [True] * len(others)
     assert ("v4_bf16::kTableWithoutPairs{}" in text) == ("v4_bf16" in others)
