@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import enum
 import re
-from pathlib import Path
 from typing import Any
 
+from tests.emulator.build import PROBES
 from tests.emulator.runtime import EmulatedRuntime
 
-KERNELS = Path(__file__).parent / "kernels"
+KERNELS = PROBES
 
 
 class Probe(ctypes.Structure):

@@ -83,6 +83,10 @@ void yield(Site site) {
   switch_fibers(thread_at(own_warp, own_lane).fiber, thread_at(warp, lane).fiber);
 }
 
+bool is_same(Site one, Site other) {
+  return std::memcmp(&one, &other, sizeof(Site)) == 0 || (one.line() == other.line() && one.column() == other.column());
+}
+
 int first_thread(int warp, uint32_t lanes) { return warp_at[warp] * kLanes + lane_at[std::countr_zero(lanes)]; }
 
 void finish() {
@@ -96,7 +100,7 @@ void finish() {
     fail(block.barrier_site, "pc_sync_block is reached by %d threads of the block, this one has finished",
          block.num_at_barrier);
   }
-  expect_no_copies(site);
+  expect_no_copies();
   w.alive &= ~bit(running_lane);
   --block.num_alive;
   Fiber& own = thread_at(running_warp, running_lane).fiber;
@@ -247,7 +251,7 @@ void meet(const char* operation, const void* operand, void (*work)(const void* c
   if (w.waiting == 0) {
     w.operation = operation;
     w.site = site;
-  } else if (w.operation != operation || w.site.line() != site.line() || w.site.column() != site.column()) {
+  } else if (w.operation != operation || !is_same(w.site, site)) {
     fail(site, "%s is reached by a part of the warp: thread %d is at %s (line %u)", operation,
          first_thread(running_warp, w.waiting), w.operation, w.site.line());
   }
@@ -278,7 +282,7 @@ void sync_block(Site site) {
   }
   if (block.num_at_barrier == 0) {
     block.barrier_site = site;
-  } else if (block.barrier_site.line() != site.line() || block.barrier_site.column() != site.column()) {
+  } else if (!is_same(block.barrier_site, site)) {
     fail(site, "pc_sync_block is reached by a part of the block: %d threads are at the barrier of line %u",
          block.num_at_barrier, block.barrier_site.line());
   }

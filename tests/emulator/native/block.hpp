@@ -41,7 +41,7 @@ struct Block {
   uint32_t epoch = 0;  // counts pc_sync_block, over all blocks of a launch
   Site barrier_site;
 };
-extern Block block;
+[[gnu::visibility("hidden")]] extern Block block;
 
 // The entry point of a kernel.
 using Kernel = void (*)(const void* parameters);
@@ -73,15 +73,15 @@ void act_as_lane(int lane);
 
 void begin_block_of_shared(uint32_t num_bytes);
 // Fails if the finishing thread has copies in flight.
-void expect_no_copies(Site site);
+void expect_no_copies();
 // Returns 16 bytes of the buffer, read by all lanes of a warp.
 const unsigned char* read_row(uint32_t address, Site site);
 
 // ---- device memory
 
 // Accesses of the running thread since it last waited. A thread that exceeds the maximum spins on another block.
-extern uint32_t num_accesses;
-inline constexpr uint32_t kMaxAccesses = 1 << 26;
+[[gnu::visibility("hidden")]] extern uint32_t num_accesses;
+inline constexpr uint32_t kMaxAccesses = 1 << 24;
 
 // Ends the launch unless an asynchronous copy may read `num_bytes` (device.cpp).
 void expect_copyable(uint64_t address, uint32_t num_bytes, const Allocation* made_from, Site site);

@@ -10,33 +10,34 @@ namespace emulator {
 namespace {
 
 struct Exchange {
-  Shuffle kind;
   uint32_t value;
   int operand;
   uint32_t result;
 };
 
-void exchange(const void* const (&operands)[kLanes]) {
-  for (int lane = 0; lane < kLanes; ++lane) {
-    Exchange& own = *static_cast<Exchange*>(const_cast<void*>(operands[lane]));
-    int from = lane;
-    switch (own.kind) {
-      case Shuffle::exclusive_or: from = lane ^ own.operand; break;
-      case Shuffle::from_lane: from = own.operand & (kLanes - 1); break;
-      case Shuffle::up: from = lane - own.operand; break;
-    }
-    if (from < 0 || from >= kLanes) from = lane;
-    own.result = static_cast<const Exchange*>(operands[from])->value;
+template <Shuffle kKind>
+int source_of(int lane, int operand) {
+  switch (kKind) {
+    case Shuffle::exclusive_or: return lane ^ operand;
+    case Shuffle::from_lane: return operand & (kLanes - 1);
+    case Shuffle::up: return lane - operand;
   }
 }
 
-const char* name_of(Shuffle kind) {
-  switch (kind) {
-    case Shuffle::exclusive_or: return "pc_shuffle_xor";
-    case Shuffle::from_lane: return "pc_shuffle";
-    case Shuffle::up: return "pc_shuffle_up";
+template <Shuffle kKind>
+void exchange(const void* const (&operands)[kLanes]) {
+  for (int lane = 0; lane < kLanes; ++lane) {
+    Exchange& own = *static_cast<Exchange*>(const_cast<void*>(operands[lane]));
+    const int from = source_of<kKind>(lane, own.operand);
+    own.result = static_cast<const Exchange*>(operands[from < 0 || from >= kLanes ? lane : from])->value;
   }
-  return "";
+}
+
+template <Shuffle kKind>
+uint32_t shuffle_by(const char* name, uint32_t value, int operand, Site site) {
+  Exchange own{value, operand, 0};
+  meet(name, &own, exchange<kKind>, site);
+  return own.result;
 }
 
 struct Vote {
@@ -110,15 +111,9 @@ struct Product {
 };
 
 template <float (*kFloat)(uint16_t)>
-void unpack(uint32_t pair, float& low, float& high) {
-  low = kFloat(static_cast<uint16_t>(pair));
-  high = kFloat(static_cast<uint16_t>(pair >> 16));
-}
-
-template <float (*kFloat)(uint16_t)>
 void multiply_warp(const void* const (&operands)[kLanes]) {
-  float a[16][16];
-  RowOfB b[16];
+  uint16_t bits_of_a[16 * 16];
+  uint16_t bits_of_b[16 * 8];
   RowOfB c[16];
   for (int lane = 0; lane < kLanes; ++lane) {
     const Product& own = *static_cast<const Product*>(operands[lane]);
@@ -127,16 +122,23 @@ void multiply_warp(const void* const (&operands)[kLanes]) {
     for (int i = 0; i < 4; ++i) {
       const int row = g + i % 2 * 8;
       const int column = q + i / 2 * 8;
-      unpack<kFloat>(own.a[i], a[row][column], a[row][column + 1]);
+      bits_of_a[row * 16 + column] = static_cast<uint16_t>(own.a[i]);
+      bits_of_a[row * 16 + column + 1] = static_cast<uint16_t>(own.a[i] >> 16);
       c[g + i / 2 * 8][q + i % 2] = own.c[i];
     }
     for (int i = 0; i < 4; ++i) {
-      b[q + i / 2 * 8 + i % 2][g] = kFloat(static_cast<uint16_t>((i < 2 ? own.b0 : own.b1) >> i % 2 * 16));
+      bits_of_b[(q + i / 2 * 8 + i % 2) * 8 + g] = static_cast<uint16_t>((i < 2 ? own.b0 : own.b1) >> i % 2 * 16);
     }
   }
+  float a[16 * 16];
+  float numbers_of_b[16 * 8];
+  for (int i = 0; i < 16 * 16; ++i) a[i] = kFloat(bits_of_a[i]);
+  for (int i = 0; i < 16 * 8; ++i) numbers_of_b[i] = kFloat(bits_of_b[i]);
+  RowOfB b[16];
+  std::memcpy(b, numbers_of_b, sizeof(b));
   for (int i = 0; i < 16; ++i) {
     RowOfB sum = c[i];
-    for (int k = 0; k < 16; ++k) sum += a[i][k] * b[k];
+    for (int k = 0; k < 16; ++k) sum += a[i * 16 + k] * b[k];
     c[i] = sum;
   }
   for (int lane = 0; lane < kLanes; ++lane) {
@@ -148,9 +150,12 @@ void multiply_warp(const void* const (&operands)[kLanes]) {
 }  // namespace
 
 uint32_t shuffle(Shuffle kind, uint32_t value, int operand, Site site) {
-  Exchange own{kind, value, operand, 0};
-  meet(name_of(kind), &own, exchange, site);
-  return own.result;
+  switch (kind) {
+    case Shuffle::exclusive_or: return shuffle_by<Shuffle::exclusive_or>("pc_shuffle_xor", value, operand, site);
+    case Shuffle::from_lane: return shuffle_by<Shuffle::from_lane>("pc_shuffle", value, operand, site);
+    case Shuffle::up: return shuffle_by<Shuffle::up>("pc_shuffle_up", value, operand, site);
+  }
+  return 0;
 }
 
 uint32_t ballot(bool condition, Site site) {

@@ -22,10 +22,10 @@
 
 // ---- indices of a thread
 
-PC_DEVICE int pc_thread() { return emulator::place.thread; }
-PC_DEVICE int pc_num_threads() { return emulator::place.num_threads; }
-PC_DEVICE int pc_lane() { return emulator::place.thread & 31; }
-PC_DEVICE int pc_warp() { return emulator::place.thread >> 5; }
+[[gnu::always_inline]] PC_DEVICE int pc_thread() { return emulator::place.thread; }
+[[gnu::always_inline]] PC_DEVICE int pc_num_threads() { return emulator::place.num_threads; }
+[[gnu::always_inline]] PC_DEVICE int pc_lane() { return emulator::place.thread & 31; }
+[[gnu::always_inline]] PC_DEVICE int pc_warp() { return emulator::place.thread >> 5; }
 PC_DEVICE int pc_block_x() { return emulator::place.block[0]; }
 PC_DEVICE int pc_block_y() { return emulator::place.block[1]; }
 PC_DEVICE int pc_block_z() { return emulator::place.block[2]; }
@@ -67,7 +67,7 @@ PC_DEVICE pc_uint32 pc_ballot(bool condition, PC_SITE) { return emulator::ballot
 
 PC_DEVICE void pc_fence_device() { emulator::fence_device(); }
 
-PC_DEVICE int pc_opaque(int value) { return value; }
+[[gnu::always_inline]] PC_DEVICE int pc_opaque(int value) { return value; }
 
 // ---- matrices
 
@@ -87,12 +87,14 @@ PC_DEVICE void pc_multiply(float (&c)[4], const pc_uint32 (&a)[4], pc_uint32 b0,
 
 // ---- numbers
 
-PC_DEVICE float pc_to_float(float value) { return value; }
-PC_DEVICE float pc_to_float(pc_bfloat16 value) { return emulator::float_of_bfloat16(value.bits); }
-PC_DEVICE float pc_to_float(pc_half value) { return emulator::float_of_half(value.bits); }
+[[gnu::always_inline]] PC_DEVICE float pc_to_float(float value) { return value; }
+[[gnu::always_inline]] PC_DEVICE float pc_to_float(pc_bfloat16 value) {
+  return emulator::float_of_bfloat16(value.bits);
+}
+[[gnu::always_inline]] PC_DEVICE float pc_to_float(pc_half value) { return emulator::float_of_half(value.bits); }
 
 template <typename T>
-PC_DEVICE T pc_from_float(float value) {
+[[gnu::always_inline]] PC_DEVICE T pc_from_float(float value) {
   if constexpr (std::is_same_v<T, float>) {
     return value;
   } else if constexpr (std::is_same_v<T, pc_half>) {
@@ -104,7 +106,7 @@ PC_DEVICE T pc_from_float(float value) {
 }
 
 template <typename T>
-PC_DEVICE pc_uint32 pc_pack(float low, float high) {
+[[gnu::always_inline]] PC_DEVICE pc_uint32 pc_pack(float low, float high) {
   static_assert(sizeof(T) == 2);
   return pc_from_float<T>(low).bits | static_cast<pc_uint32>(pc_from_float<T>(high).bits) << 16;
 }
@@ -137,13 +139,13 @@ PC_DEVICE pc_uint32 pc_convert_e4m3(pc_uint32 codes) {
   return low | high << 16;
 }
 
-PC_DEVICE int pc_count_bits(pc_uint32 bits) { return std::popcount(bits); }
-PC_DEVICE float pc_bits_to_float(pc_uint32 bits) { return std::bit_cast<float>(bits); }
-PC_DEVICE pc_uint32 pc_float_to_bits(float value) { return std::bit_cast<pc_uint32>(value); }
-PC_DEVICE float pc_infinity() { return std::bit_cast<float>(0x7f800000u); }
+[[gnu::always_inline]] PC_DEVICE int pc_count_bits(pc_uint32 bits) { return std::popcount(bits); }
+[[gnu::always_inline]] PC_DEVICE float pc_bits_to_float(pc_uint32 bits) { return std::bit_cast<float>(bits); }
+[[gnu::always_inline]] PC_DEVICE pc_uint32 pc_float_to_bits(float value) { return std::bit_cast<pc_uint32>(value); }
+[[gnu::always_inline]] PC_DEVICE float pc_infinity() { return std::bit_cast<float>(0x7f800000u); }
 // Of a number and a NaN, signalling or not, the number; std::fmax returns NaN for a signalling one.
-PC_DEVICE float pc_max(float a, float b) { return a != a ? b : b != b ? a : std::fmax(a, b); }
-PC_DEVICE float pc_fma(float a, float b, float c) { return std::fma(a, b, c); }
+[[gnu::always_inline]] PC_DEVICE float pc_max(float a, float b) { return a != a ? b : b != b ? a : std::fmax(a, b); }
+[[gnu::always_inline]] PC_DEVICE float pc_fma(float a, float b, float c) { return std::fma(a, b, c); }
 PC_DEVICE float pc_exp2(float value) {
   const float result = std::exp2(value);
   return result < 0x1p-126f ? 0.0f : result;

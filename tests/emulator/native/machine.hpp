@@ -42,7 +42,7 @@ struct Counts {
   uint64_t matrix_conflicts;  // extra passes over the banks of shared memory for them
   uint64_t most_accesses;     // largest number of accesses to device memory of a thread between two collectives
 };
-extern Counts counts;
+[[gnu::visibility("hidden")]] extern Counts counts;
 
 // The fault that is planted for this launch, by its number in faults.py; 0 for none.
 extern int planted_fault;

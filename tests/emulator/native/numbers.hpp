@@ -6,9 +6,11 @@
 
 namespace emulator {
 
-inline float float_of_bfloat16(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+[[gnu::always_inline]] inline float float_of_bfloat16(uint16_t bits) {
+  return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+}
 
-inline uint16_t bfloat16_of_float(float value) {
+[[gnu::always_inline]] inline uint16_t bfloat16_of_float(float value) {
   if (value != value) return 0x7fff;
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
@@ -16,7 +18,7 @@ inline uint16_t bfloat16_of_float(float value) {
 
 // A multiplication moves the exponent field into place and keeps subnormals. Infinity and NaN get an exponent of all
 // ones.
-inline float float_of_half(uint16_t bits) {
+[[gnu::always_inline]] inline float float_of_half(uint16_t bits) {
   const float magnitude = std::bit_cast<float>(static_cast<uint32_t>(bits & 0x7fff) << 13) * 0x1p112f;
   const uint32_t special = (bits & 0x7c00) == 0x7c00 ? 0x7f800000u : 0u;
   const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16;
@@ -38,7 +40,7 @@ inline uint16_t half_of_float(float value) {
 }
 
 // Sign, 4 bits of exponent with bias 7, 3 bits of mantissa; no infinity, and NaN has all bits but the sign set.
-inline float float_of_e4m3(uint8_t code) {
+[[gnu::always_inline]] inline float float_of_e4m3(uint8_t code) {
   if ((code & 0x7f) == 0x7f) return std::bit_cast<float>(0x7fc00000u);
   const float magnitude = std::bit_cast<float>(static_cast<uint32_t>(code & 0x7f) << 20) * 0x1p120f;
   return (code & 0x80) != 0 ? -magnitude : magnitude;

@@ -15,13 +15,16 @@ constexpr uint32_t kMaxShared = 1 << 18;
 
 alignas(128) unsigned char buffer[kMaxShared];
 uint32_t size;
-std::vector<Shadow> words;
+// Most accesses are of 16 bytes: those of words have shadows of their own only after a smaller access.
+std::vector<Shadow> vectors;
+std::vector<Shadow> words;  // of vectors that are split
 std::vector<Shadow> bytes;  // of words that are split
 
 struct Copy {
   uint32_t offset;
   uint32_t num_bytes;
   uint64_t source;  // 0: zeros
+  Site site;
 };
 
 // The copies of a thread in the order of issue. The first `landed` have finished; `groups` has the end of each group.
@@ -49,20 +52,24 @@ void expect_inside(const char* what, int64_t offset, Extent extent, Site site) {
   char text[256];
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
-  std::snprintf(text, sizeof(text), finding.what, finding.thread, finding.other.line());
+  std::snprintf(text, sizeof(text), finding.what, finding.thread, finding.line);
 #pragma GCC diagnostic pop
   fail(site, "%s: offset %u of the shared buffer", text, offset);
 }
 
-void split(uint32_t word) {
+void split_vector(uint32_t vector) {
+  std::fill_n(words.begin() + vector * 4, 4, vectors[vector]);
+  vectors[vector].split = true;
+}
+
+void split_word(uint32_t word) {
   std::fill_n(bytes.begin() + word * 4, 4, words[word]);
   words[word].split = true;
 }
 
-// Calls f(shadow, offset) for each word or byte of an access.
+// Calls f(shadow, offset) for each word or byte of a part of a split vector.
 template <typename F>
-void for_each(uint32_t offset, uint32_t num_bytes, F f) {
-  const uint32_t end = offset + num_bytes;
+void for_each_word(uint32_t offset, uint32_t end, F f) {
   while (offset < end) {
     const uint32_t word = offset / 4;
     if (offset % 4 == 0 && end - offset >= 4 && !words[word].split) {
@@ -70,9 +77,48 @@ void for_each(uint32_t offset, uint32_t num_bytes, F f) {
       offset += 4;
       continue;
     }
-    if (!words[word].split) split(word);
+    if (!words[word].split) split_word(word);
     const uint32_t stop = std::min(end, word * 4 + 4);
     for (; offset < stop; ++offset) f(bytes[offset], offset);
+  }
+}
+
+// Returns the shadow of an access of a whole vector or word; null if there is none or several.
+Shadow* only_shadow(uint32_t offset, uint32_t num_bytes) {
+  Shadow& vector = vectors[offset / 16];
+  if (!vector.split) return num_bytes == 16 && offset % 16 == 0 ? &vector : nullptr;
+  if (num_bytes != 4 || offset % 4 != 0) return nullptr;
+  Shadow& word = words[offset / 4];
+  return word.split ? nullptr : &word;
+}
+
+// Calls f(shadow, offset) for each vector, word or byte of an access.
+template <typename F>
+void for_each(uint32_t offset, uint32_t num_bytes, F f) {
+  if (Shadow* const only = only_shadow(offset, num_bytes)) return f(*only, offset);
+  const uint32_t end = offset + num_bytes;
+  while (offset < end) {
+    const uint32_t vector = offset / 16;
+    if (offset % 16 == 0 && end - offset >= 16 && !vectors[vector].split) {
+      f(vectors[vector], offset);
+      offset += 16;
+      continue;
+    }
+    if (!vectors[vector].split) split_vector(vector);
+    const uint32_t stop = std::min(end, vector * 16 + 16);
+    for_each_word(offset, stop, f);
+    offset = stop;
+  }
+}
+
+// Joins the shadows of words and vectors that were written as a whole: no earlier access of them matters any more.
+void join(uint32_t offset, uint32_t num_bytes) {
+  const uint32_t end = offset + num_bytes;
+  for (uint32_t word = (offset + 3) / 4; word * 4 + 4 <= end; ++word) {
+    if (vectors[word / 4].split && words[word].split) words[word] = bytes[word * 4];
+  }
+  for (uint32_t vector = (offset + 15) / 16; vector * 16 + 16 <= end; ++vector) {
+    if (vectors[vector].split) vectors[vector] = words[vector * 4];
   }
 }
 
@@ -91,6 +137,7 @@ void write_as(const Accessor& writer, uint32_t offset, uint32_t num_bytes, bool 
       report(finding, at, site);
     shadow.in_flight = in_flight;
   });
+  if (only_shadow(offset, num_bytes) == nullptr) join(offset, num_bytes);
 }
 
 void land(const Copy& copy) {
@@ -111,12 +158,13 @@ void land(const Copy& copy) {
 void begin_block_of_shared(uint32_t num_bytes) {
   size = num_bytes;
   std::memset(buffer, 0xFF, size);
-  const size_t num_words = (size + 3) / 4;
-  if (words.size() < num_words) {
-    words.resize(num_words);
-    bytes.resize(num_words * 4);
+  const size_t num_vectors = (size + 15) / 16;
+  if (vectors.size() < num_vectors) {
+    vectors.resize(num_vectors);
+    words.resize(num_vectors * 4);
+    bytes.resize(num_vectors * 16);
   }
-  std::fill_n(words.begin(), num_words, Shadow{});
+  std::fill_n(vectors.begin(), num_vectors, Shadow{});
   for (int t = 0; t < kMaxThreads; ++t) {
     Copies& c = copies_of[t];
     if (c.copies.empty() && c.groups.empty()) continue;
@@ -171,7 +219,7 @@ void copy_async(uint32_t target, uint64_t source, uint32_t num_bytes, const Allo
   write_as(running_thread(), static_cast<uint32_t>(offset), num_bytes, true, site);
   std::memset(buffer + offset, 0xFF, num_bytes);
   if (valid) counts.copied_bytes += num_bytes;
-  copies_of[place.thread].copies.push_back({static_cast<uint32_t>(offset), num_bytes, valid ? source : 0});
+  copies_of[place.thread].copies.push_back({static_cast<uint32_t>(offset), num_bytes, valid ? source : 0, site});
 }
 
 void commit_copies() {
@@ -187,12 +235,11 @@ void wait_copies(int max_groups) {
   for (; c.landed < end; ++c.landed) land(c.copies[c.landed]);
 }
 
-void expect_no_copies(Site site) {
+void expect_no_copies() {
   const Copies& c = copies_of[place.thread];
   if (c.landed == c.copies.size()) return;
-  const Shadow& first = words[c.copies[c.landed].offset / 4];
-  (void)site;
-  fail(first.write_site, "finishes with %zu copies in flight; the first is from this line", c.copies.size() - c.landed);
+  fail(c.copies[c.landed].site, "finishes with %zu copies in flight; the first is from this line",
+       c.copies.size() - c.landed);
 }
 
 }  // namespace emulator
