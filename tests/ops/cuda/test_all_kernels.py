@@ -1,13 +1,13 @@
 """Every kernel of the manifest compiles for every architecture; decode and prefill spill nothing.
 
-Programs that the record of resources covers are not compiled again, except one of each folder.
+Programs that the record of resources covers are not compiled again, except one of each subject.
 """
 
 from __future__ import annotations
 
 import functools
+import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -18,12 +18,12 @@ from pagecore.ops.cuda.compilation.manifest import instances
 from pagecore.ops.cuda.compilation.usage import measure
 from pagecore.ops.cuda.report import faults
 from tests.ops.cuda import usage_record
-from tests.ops.cuda.usage_record import FOLDER, SOURCES, compiled_always, of_source, recorded
+from tests.ops.cuda.usage_record import FOLDER, SOURCES, compiled_always, of_source, recorded, subject_of
 
 
 @pytest.fixture(scope="module")
 def cache(nvrtc):
-    """Use the folder of this test as the kernel cache; afterwards delete the cubins of older sources.
+    """Use the folder of this test as the kernel cache; afterwards delete the cubins of sources older than a day.
 
     Each key of a kernel is made of the texts of its source and headers, which are read once.
     """
@@ -32,12 +32,13 @@ def cache(nvrtc):
         patch.setattr(cubins, "with_headers", functools.cache(cubins.with_headers))
         try:
             yield
-            current = {f"{cache_key([each], name)}.cubin" for name in ARCHITECTURES for each in instances()}
+            if old := [path for path in FOLDER.glob("*.cubin") if path.stat().st_mtime < time.time() - 24 * 3600]:
+                current = {f"{cache_key([each], name)}.cubin" for name in ARCHITECTURES for each in instances()}
+                for path in old:
+                    if path.name not in current:
+                        path.unlink(missing_ok=True)
         finally:
             set_cache_folder(None)
-    for path in FOLDER.glob("*.cubin"):
-        if path.name not in current:
-            path.unlink(missing_ok=True)
 
 
 @pytest.mark.slow
@@ -56,12 +57,12 @@ def test_every_kernel_compiles_and_decode_and_prefill_spill_nothing(architecture
     assert not faults(chosen, results)
 
 
-def test_one_instance_of_each_folder_is_compiled_in_spite_of_the_record(nvrtc, monkeypatch):
+def test_one_instance_of_each_subject_is_compiled_in_spite_of_the_record(nvrtc, monkeypatch):
     monkeypatch.delenv("PAGECORE_KERNELS", raising=False)
-    folders = Counter()
+    compiled = Counter()
     for source in SOURCES:
-        folders[Path(source).parent] += sum(len(compiled_always(source, name)) for name in ARCHITECTURES)
-    assert set(folders.values()) == {1}
+        compiled[subject_of(source)] += sum(len(compiled_always(source, name)) for name in ARCHITECTURES)
+    assert set(compiled.values()) == {1}
     monkeypatch.setenv("PAGECORE_KERNELS", "all")
     assert all(compiled_always(source, name) == of_source(source) for source in SOURCES for name in ARCHITECTURES)
 

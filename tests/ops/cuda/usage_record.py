@@ -52,19 +52,24 @@ def recorded(source: str, architecture: str) -> list[Usage] | None:
     return [Usage(name, architecture, *figures) for name, figures in entry["kernels"].items()]
 
 
-def compiled_always(source: str, architecture: str) -> list[Instance]:
-    """Return the instances that are compiled in spite of the record: one of each folder, for one architecture.
+def subject_of(source: str) -> str:
+    return Path(source).parts[0]
 
-    The digest of the folder's sources selects it. PAGECORE_KERNELS=all selects all instances.
+
+def compiled_always(source: str, architecture: str) -> list[Instance]:
+    """Return the instances that are compiled in spite of the record: one of each subject, for one architecture.
+
+    A subject is a folder of cuda_src with all that is in it. The digest of its sources selects the instance.
+    PAGECORE_KERNELS=all selects all instances.
     """
     chosen = of_source(source)
     if os.environ.get("PAGECORE_KERNELS") == "all":
         return chosen
-    folder = [each for each in SOURCES if Path(each).parent == Path(source).parent]
-    at = int(key_of([of_source(each)[0] for each in folder], ARCHITECTURES[0]), 16)
+    sources = [each for each in SOURCES if subject_of(each) == subject_of(source)]
+    at = int(key_of([of_source(each)[0] for each in sources], ARCHITECTURES[0]), 16)
     at, number = divmod(at, len(ARCHITECTURES))
-    at, which = divmod(at, len(folder))
-    if source != folder[which] or architecture != ARCHITECTURES[number]:
+    at, which = divmod(at, len(sources))
+    if source != sources[which] or architecture != ARCHITECTURES[number]:
         return []
     return [chosen[at % len(chosen)]]
 
