@@ -85,11 +85,11 @@ def built_object(level: str) -> Path | None:
 
 
 @cache
-def instructions(level: str) -> tuple[str, ...]:
+def instructions(level: str) -> str:
     """Return the instructions of a level's kernels, from its object or from its namespace in the extension."""
     path = built_object(level)
     if path is not None:
-        return tuple(parsed(run(f"{prefix(level)}objdump", "-d", "--no-show-raw-insn", path)))
+        return parsed(run(f"{prefix(level)}objdump", "-d", "--no-show-raw-insn", path))
     if (level == "neon") == IS_X86:
         missing(
             "aarch64" if level == "neon" else "x86-64", f"no {level} kernels are here; make test-aarch64 leaves some"
@@ -99,24 +99,25 @@ def instructions(level: str) -> tuple[str, ...]:
     functions = [text for text in re.split(r"\n(?=[0-9a-f]+ <)", listing) if own in text.partition("\n")[0]]
     if not functions:
         missing("symbols", f"{_cpu.__file__} is stripped and {BUILT} has no objects")
-    return tuple(parsed("\n".join(functions)))
+    return parsed("\n".join(functions))
 
 
-def parsed(listing: str) -> list[str]:
-    """Return each different instruction once, as its mnemonic, one blank and its operands."""
-    return sorted({re.sub(r"\s+", " ", text) for text in set(re.findall(r"^.*?:\t(.+)$", listing, re.MULTILINE))})
+def parsed(listing: str) -> str:
+    """Return each different instruction once, as a line of its mnemonic, one blank and its operands."""
+    return "\n".join(sorted({re.sub(r"\s+", " ", text) for text in set(re.findall(r":\t(.+)", listing))}))
 
 
-def complaints(code: Code, lines: tuple[str, ...]) -> list[str]:
+def complaints(code: Code, lines: str) -> list[str]:
     """Return the patterns that a level lacks, and the first forbidden instruction of each kind."""
-    found = [f"nothing is like {pattern}" for pattern in code.has if not any_like(pattern, lines)]
-    for pattern in code.never:
-        found += [line for line in lines if re.search(pattern, line)][:1]
-    return found
+    found = [f"nothing is like {pattern}" for pattern in code.has if first_like(pattern, lines) is None]
+    first = [first_like(pattern, lines) for pattern in code.never]
+    return found + [line for line in first if line is not None]
 
 
-def any_like(pattern: str, lines: tuple[str, ...]) -> bool:
-    return any(re.search(pattern, line) for line in lines)
+def first_like(pattern: str, lines: str) -> str | None:
+    """Return the first line in which a pattern occurs."""
+    found = re.search(pattern, lines, re.MULTILINE)
+    return found and lines[lines.rfind("\n", 0, found.start()) + 1 :].partition("\n")[0]
 
 
 def symbols(level: str) -> list[tuple[str, str]]:
@@ -140,7 +141,7 @@ def test_kernels_use_the_instructions_that_their_level_is_named_after(level, pat
     lines = instructions(level)
     if level == "v4_amx" and "x86-64-v4-amx" in _cpu.available_isas() and not machine_has_tiles():
         missing("AMX", "this build keeps tiles in memory")
-    assert any_like(pattern, lines)
+    assert first_like(pattern, lines)
 
 
 def machine_has_tiles() -> bool:
