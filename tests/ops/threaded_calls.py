@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from collections.abc import Iterable
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pagecore
-from tests.ops.cases import Shape, make_case
+from tests.ops.cases import Case, Shape, make_case
 
 C_LIBRARY_SIGNALS = 0b11 << 31  # 32 and 33, which glibc reserves
 # Long enough for eight threads: decode, and prompts with decode.
@@ -19,11 +20,16 @@ HEADS = {"num_query_heads": 8, "num_kv_heads": 2}
 WRONG = ["0", "-2", "two", "1.5", "1025", "9" * 5000, "2 ", "\u0663", "1_0"]  # values of PAGECORE_NUM_THREADS
 
 
+@functools.cache
+def decode_case() -> Case:
+    return make_case(DECODE)
+
+
 def attend(num_threads: int | None = None) -> Any:
-    """Return the source of a program with one multi-threaded call."""
+    """Return the result of one multi-threaded call."""
     if num_threads is not None:
         pagecore.set_num_threads(num_threads)
-    return make_case(DECODE).run()
+    return decode_case().run()
 
 
 def signal_bits(signals: Iterable[int]) -> int:
