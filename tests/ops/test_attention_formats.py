@@ -18,27 +18,28 @@ from tests.ops.instruction_sets import ISAS, by_case, instruction_set, on_every_
 from tests.ops.test_attention_options import OPTIONS
 from tests.reference import attention as reference
 from tests.thinning import in_turn
+from tests.together import together
 
 pytestmark = pytest.mark.slow
 
 MIXED: dict[str, Any] = {"seq_lens": (70, 33, 1, 16, 300, 0), "query_lens": (7, 1, 1, 16, 40, 2)}
 DECODE: dict[str, Any] = {"seq_lens": (70, 33, 1, 300, 0)}
-LENS = pytest.mark.parametrize("lens", [MIXED, DECODE], ids=["mixed", "decode"])
+LENS = together("lens", [MIXED, DECODE])
 EVERY_FORMAT = pytest.mark.parametrize("format", FORMATS)
 
 
 @LENS
 @EVERY_FORMAT
-@pytest.mark.parametrize("dtype", DTYPES)
+@together("dtype", DTYPES)
 @on_every_isa
 def test_every_format_on_every_instruction_set(lens, format, dtype):
     check_format_case(format, shape=Shape(dims=DIMS, query_dtype=dtype, **lens))
 
 
 @LENS
-@pytest.mark.parametrize("byte", [0, 1])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("format", ["mxfp8", "fp4_block16"])
+@together("byte", [0, 1])
+@together("dtype", ["float32", "bfloat16"])
+@together("format", ["mxfp8", "fp4_block16"])
 @on_every_isa
 def test_the_least_ue8m0_scales(lens, format, dtype, byte):
     """The byte 0 is 2^-127, which only a subnormal float32 holds."""
@@ -55,7 +56,7 @@ def test_the_least_ue8m0_scales(lens, format, dtype, byte):
 
 @LENS
 @EVERY_FORMAT
-@pytest.mark.parametrize("layout", LAYOUTS)
+@together("layout", LAYOUTS)
 def test_every_layout(lens, format, layout):
     shape = Shape(dims=DIMS, layout=layout, block_size=5, query_dtype="bfloat16", **lens)
     check_format_case(format, shape=shape)
@@ -72,7 +73,7 @@ TILES = [
 ]
 
 
-@pytest.mark.parametrize(("format", "tile", "isa"), in_turn(FORMATS, TILES, over=[ISAS]), ids=str)
+@together(("format", "tile", "isa"), in_turn(FORMATS, TILES, over=[ISAS]))
 def test_whole_tiles_with_scales_in_contiguous_rows_and_apart(isa, format, tile):
     """Scales of 16 tokens that are contiguous are loaded as vectors; products take query rows by 4, 2 and 1."""
     layout, block_size, dim, group = tile
@@ -82,9 +83,9 @@ def test_whole_tiles_with_scales_in_contiguous_rows_and_apart(isa, format, tile)
         check_format_case(format, shape=shape)
 
 
-@pytest.mark.parametrize("format", [name for name, format in FORMATS.items() if format.group])
-@pytest.mark.parametrize("dim", [64, 128])
-@pytest.mark.parametrize("rows", [1, 4, 5, 8, 9, 16])
+@together("format", [name for name, format in FORMATS.items() if format.group])
+@together("dim", [64, 128])
+@together("rows", [1, 4, 5, 8, 9, 16])
 def test_query_rows_that_share_tiles_of_sums(format, dim, rows):
     """With AMX, groups of dims share tiles if a head has up to 4 or 8 query rows."""
     shape = Shape(dims=(dim, dim), heads=(2 * rows, 2), query_dtype="bfloat16", **DECODE)
@@ -93,8 +94,8 @@ def test_query_rows_that_share_tiles_of_sums(format, dim, rows):
 
 
 @EVERY_FORMAT
-@pytest.mark.parametrize("window", [None, (20, 0)])
-@pytest.mark.parametrize("heads", [(1, 1), (4, 2)])
+@together("window", [None, (20, 0)])
+@together("heads", [(1, 1), (4, 2)])
 @on_every_isa
 def test_few_queries_around_the_end_of_a_tile(format, window, heads):
     """Only the last queries attend to the last tile, and only the first to the first tile of a window."""
@@ -115,7 +116,7 @@ def test_int8_codes_of_minus_128():
     case.check()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@together("dtype", DTYPES)
 @on_every_isa
 def test_infinite_scales_of_int4_values_never_give_finite_outputs(dtype):
     """No write makes them, but a cache may hold them."""
@@ -129,7 +130,7 @@ def test_infinite_scales_of_int4_values_never_give_finite_outputs(dtype):
     assert not np.isfinite(out.astype(np.float32)).any()
 
 
-@pytest.mark.parametrize("format", ["float8_token", "int8_token", "int4_token"])
+@together("format", ["float8_token", "int8_token", "int4_token"])
 @on_every_isa
 def test_scales_of_rows_with_infinities_and_the_largest_numbers_are_finite(format):
     largest = np.finfo(np.float32).max
@@ -141,9 +142,7 @@ PRODUCTS = ["float32", "bfloat16"]  # dtypes of queries, which products have too
 FORMAT_OPTIONS = [name for name in OPTIONS if "scale" not in name or name == "negative scale"]
 
 
-@pytest.mark.parametrize(
-    ("format", "name", "lens", "dtype"), in_turn(FORMATS, FORMAT_OPTIONS, over=[[MIXED, DECODE], PRODUCTS])
-)
+@together(("format", "name", "lens", "dtype"), in_turn(FORMATS, FORMAT_OPTIONS, over=[[MIXED, DECODE], PRODUCTS]))
 def test_every_option(lens, format, dtype, name):
     options = {key: value for key, value in OPTIONS[name].items() if key not in ("key_scale", "value_scale")}
     check_format_case(format, shape=Shape(dims=DIMS, query_dtype=dtype, **lens), **options)
@@ -151,14 +150,14 @@ def test_every_option(lens, format, dtype, name):
 
 @LENS
 @EVERY_FORMAT
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@together("dtype", ["float32", "bfloat16"])
 @on_every_isa
 def test_tokens_hidden_by_a_mask_are_not_read(lens, format, dtype):
     shape = Shape(dims=DIMS, query_dtype=dtype, **lens)
     check_format_case(format, shape=shape, mask=random_mask(shape))
 
 
-@pytest.mark.parametrize(
+@together(
     ("format", "window", "turns"),
     by_case(in_turn(FORMATS, [1, 3, 30, 65, (40, 2)], ISAS, over=[["float32", "bfloat16"]])),
 )
@@ -170,9 +169,9 @@ def test_windows_that_begin_within_a_tile(format, window, turns):
 
 
 @LENS
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("cache_dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(
+@together("dtype", ["float32", "bfloat16"])
+@together("cache_dtype", ["float32", "bfloat16"])
+@together(
     "formats",
     [(None, "int8_token"), ("int4_token", None), ("nvfp4", "mxfp8"), ("float8_e5m2", "fp4_block16"), (None, "nvfp4")],
 )
@@ -185,7 +184,7 @@ def test_keys_and_values_of_different_formats(lens, dtype, cache_dtype, formats)
 SMALLEST_DIM = {name: format.group or format.codes_per_byte for name, format in FORMATS.items()}
 
 
-@pytest.mark.parametrize(
+@together(
     ("format", "units", "lens", "dtype"),
     in_turn(FORMATS, [(1, 1), (5, 3), (3, 17), (8, 7)], over=[[MIXED, DECODE], PRODUCTS]),
 )
@@ -196,7 +195,7 @@ def test_every_dim_that_the_groups_divide(lens, format, dtype, units):
     check_format_case(format, shape=Shape(dims=dims, heads=heads, query_dtype=dtype, **lens))
 
 
-@pytest.mark.parametrize(
+@together(
     ("format", "dims", "turns"),
     by_case(
         in_turn(
@@ -216,7 +215,7 @@ def test_dims_that_are_no_whole_vectors_of_codes(format, dims, turns):
 HEADS = [(2, 2), (4, 2), (12, 4), (8, 2), (10, 2), (14, 2), (16, 2), (40, 2)]
 
 
-@pytest.mark.parametrize(("format", "heads", "turns"), by_case(in_turn(FORMATS, HEADS, ISAS, over=[PRODUCTS])))
+@together(("format", "heads", "turns"), by_case(in_turn(FORMATS, HEADS, ISAS, over=[PRODUCTS])))
 def test_every_number_of_query_heads(format, heads, turns):
     for isa, dtype in turns:
         with instruction_set(isa):
@@ -224,8 +223,8 @@ def test_every_number_of_query_heads(format, heads, turns):
 
 
 @LENS
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(
+@together("dtype", ["float32", "bfloat16"])
+@together(
     ("format", "factors"),
     [
         ("float8_e4m3fn", (0.5, 3.0)),
@@ -242,7 +241,7 @@ FEW_ROWS = [("float16", (4, 2)), ("bfloat16", (14, 2)), ("float32", (8, 2)), ("f
 LONG_DIMS = [(64, 64), (128, 128), (192, 64), (256, 192), (96, 320), (320, 160)]
 
 
-@pytest.mark.parametrize(("format", "few", "dims"), in_turn(FORMATS, FEW_ROWS, over=[LONG_DIMS]), ids=str)
+@together(("format", "few", "dims"), in_turn(FORMATS, FEW_ROWS, over=[LONG_DIMS]))
 @on_every_isa
 def test_few_query_rows_of_every_dtype(format, few, dims):
     """Their products take codes as integers or floats, by the dtype of the queries."""
@@ -251,7 +250,7 @@ def test_few_query_rows_of_every_dtype(format, few, dims):
 
 
 @EVERY_FORMAT
-@pytest.mark.parametrize("dtype", DTYPES)
+@together("dtype", DTYPES)
 @on_every_isa
 def test_tokens_of_very_different_magnitudes(format, dtype):
     """Weights are rounded to integers next to the largest of their tile, scales of values included."""
@@ -264,7 +263,7 @@ def test_tokens_of_very_different_magnitudes(format, dtype):
     FormatCase(plain, store(plain.key_cache, format, "HND"), store(plain.value_cache, format, "HND")).check()
 
 
-@pytest.mark.parametrize("format", ["fp4_block16", "mxfp8"])
+@together("format", ["fp4_block16", "mxfp8"])
 @on_every_isa
 def test_groups_of_values_of_very_different_magnitudes(format):
     """The integers of a group of values are as exact as those of a group that is 4,096 times as large."""
@@ -281,8 +280,8 @@ def test_groups_of_values_of_very_different_magnitudes(format):
         assert_output_close(out[..., first : first + 32], expected[..., first : first + 32])
 
 
-@pytest.mark.parametrize("ratio", [1e2, 1e3, 1e5])
-@pytest.mark.parametrize("format", ["fp4_block16", "nvfp4", "mxfp8"])
+@together("ratio", [1e2, 1e3, 1e5])
+@together("format", ["fp4_block16", "nvfp4", "mxfp8"])
 @on_every_isa
 def test_a_group_that_is_large_in_a_token_of_little_weight(format, ratio):
     """Weights times scales have a range within a group that is wider than that of the integers of a row."""
@@ -298,8 +297,8 @@ def test_a_group_that_is_large_in_a_token_of_little_weight(format, ratio):
 
 
 @EVERY_FORMAT
-@pytest.mark.parametrize("number", [np.nan, np.inf, 1e-35], ids=str)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@together("number", [np.nan, np.inf, 1e-35])
+@together("dtype", ["float32", "bfloat16"])
 @on_every_isa
 def test_a_query_of_any_number_leaves_the_others_as_they_are(format, dtype, number):
     shape = Shape(seq_lens=(200,), query_lens=(3,), heads=(2, 2), dims=(64, 64), query_dtype=dtype)
@@ -332,7 +331,7 @@ def every_code(format: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 @EVERY_FORMAT
-@pytest.mark.parametrize("lone", [True, False], ids=["in place", "packed"])
+@together("lone", [True, False])
 @on_every_isa
 def test_every_code_is_exact(format, lone):
     codes, scales = every_code(format)
@@ -349,7 +348,7 @@ def test_every_code_is_exact(format, lone):
     np.testing.assert_array_equal(out, np.repeat(expected[:, None], heads, 1))
 
 
-@pytest.mark.parametrize(("format", "threads", "dtype"), in_turn(FORMATS, [1, 2, 5], over=[PRODUCTS]))
+@together(("format", "threads", "dtype"), in_turn(FORMATS, [1, 2, 5], over=[PRODUCTS]))
 def test_splits_and_plans(format, dtype, threads):
     before = pagecore.num_threads()
     pagecore.set_num_threads(threads)
@@ -366,15 +365,15 @@ def test_splits_and_plans(format, dtype, threads):
 
 
 @EVERY_FORMAT
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@together("dtype", ["float32", "bfloat16"])
 @on_every_isa
 def test_batch_invariant_bits(format, dtype):
     case = make_format_case(format, shape=Shape(seq_lens=(700, 70, 1500), dims=DIMS, query_dtype=dtype))
     query, _, _, table, lens = case.plain.arrays
-    together = run_invariant(case, query, table, lens)
+    whole = run_invariant(case, query, table, lens)
     for i in range(3):
         alone = run_invariant(case, query[i : i + 1], table[i : i + 1], lens[i : i + 1])
-        assert alone.tobytes() == together[i : i + 1].tobytes()
+        assert alone.tobytes() == whole[i : i + 1].tobytes()
 
 
 def run_invariant(case: FormatCase, query: Any, table: Any, lens: Any) -> Any:
@@ -384,8 +383,8 @@ def run_invariant(case: FormatCase, query: Any, table: Any, lens: Any) -> Any:
 
 
 @EVERY_FORMAT
-@pytest.mark.parametrize("lone", [True, False], ids=["in place", "packed"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@together("lone", [True, False])
+@together("dtype", ["float32", "bfloat16"])
 @on_every_isa
 def test_a_later_token_that_is_nan_does_not_reach_earlier_queries(format, lone, dtype):
     count = 3 if lone else 20
@@ -404,9 +403,9 @@ def test_a_later_token_that_is_nan_does_not_reach_earlier_queries(format, lone, 
         assert np.isnan(out[-1].astype(np.float32)).all()
 
 
-@pytest.mark.parametrize("code", [0x7F, 0xFF], ids=hex)
-@pytest.mark.parametrize("part", ["key", "value"])
-@pytest.mark.parametrize(("format", "dim"), [("float8_e4m3fn", 80), ("float8_token", 96), ("mxfp8", 96)])
+@together("code", [0x7F, 0xFF])
+@together("part", ["key", "value"])
+@together(("format", "dim"), [("float8_e4m3fn", 80), ("float8_token", 96), ("mxfp8", 96)])
 @on_every_isa
 def test_one_nan_code_makes_nan_only_of_what_it_is_part_of(format, dim, part, code):
     """The bits of this NaN are those of a number in wider types: see code_floats.hpp."""
@@ -418,8 +417,8 @@ def test_one_nan_code_makes_nan_only_of_what_it_is_part_of(format, dim, part, co
     np.testing.assert_allclose(case.run().astype(np.float32), expected, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("heads", [6, 16])
-@pytest.mark.parametrize("format", ["fp4_block16", "nvfp4", "mxfp8"])
+@together("heads", [6, 16])
+@together("format", ["fp4_block16", "nvfp4", "mxfp8"])
 @on_every_isa
 def test_a_scale_that_is_nan_makes_nan_only_of_its_group(format, heads):
     shape = Shape(seq_lens=(130,), query_lens=(1,), heads=(heads, 2), dims=(128, 128), query_dtype="bfloat16")
@@ -432,7 +431,7 @@ def test_a_scale_that_is_nan_makes_nan_only_of_its_group(format, heads):
     np.testing.assert_allclose(case.run().astype(np.float32), expected, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize(("format", "scale"), [("fp4_block16", 251), ("mxfp8", 246)])
+@together(("format", "scale"), [("fp4_block16", 251), ("mxfp8", 246)])
 @on_every_isa
 def test_a_weight_of_zero_stays_zero_with_the_largest_scales(format, scale):
     shape = Shape(seq_lens=(64,), query_lens=(1,), heads=(2, 2), dims=(128, 128), query_dtype="bfloat16")

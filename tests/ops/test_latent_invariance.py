@@ -17,7 +17,7 @@ from tests.thinning import in_turn
 pytestmark = pytest.mark.slow
 
 Results = tuple[np.ndarray, np.ndarray]
-PROMPTS = {"seq_lens": (2600, 33, 1300, 700, 0, 2049), "query_lens": (1, 33, 300, 5, 2, 17)}
+PROMPTS = {"seq_lens": (2600, 33, 1300, 700, 0, 2049), "query_lens": (1, 33, 70, 5, 2, 17)}
 
 
 @pytest.fixture
