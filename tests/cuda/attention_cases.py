@@ -16,7 +16,7 @@ LIMITS = ("causal", "window", "chunk", "sink_tokens")
 INDICES = ("block_table", "seq_lens", "rows", "cu_query_lens")
 BF16 = {"query_dtype": "bfloat16", "cache_dtype": "bfloat16"}
 F16 = {"query_dtype": "float16", "cache_dtype": "float16"}
-MIXED = Shape(seq_lens=(300, 77, 5, 0, 130, 64), query_lens=(40, 77, 1, 0, 2, 64), heads=(8, 2), dims=(64, 64), **BF16)
+MIXED = Shape(seq_lens=(200, 77, 5, 0, 130, 33), query_lens=(33, 77, 1, 0, 2, 33), heads=(8, 2), dims=(64, 64), **BF16)
 
 SINKS = np.linspace(-2, 3, 8, dtype=np.float32)
 SLOPES = (2.0 ** -np.arange(1, 9)).astype(np.float32)

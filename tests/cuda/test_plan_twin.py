@@ -72,11 +72,11 @@ LARGE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "heads", "batch_invariant"),
-    in_turn(LARGE, [(8, 1), (8, 8), (71, 1), (24, 8)], over=[[False, True]]),
+    ("name", "batch_invariant", "heads"),
+    in_turn(LARGE, [False, True], over=[[(8, 1), (8, 8), (71, 1), (24, 8)]]),
     ids=str,
 )
-def test_large_batches_are_planned_in_rounds(cuda, name, heads, batch_invariant):
+def test_large_batches_are_planned_in_rounds(cuda, name, batch_invariant, heads):
     cu, seq_lens, options = LARGE[name]
     check(
         cuda,

@@ -22,7 +22,7 @@ from tests.reference import attention as reference
 from tests.thinning import in_turn
 
 LENS: dict[str, dict[str, Any]] = {
-    "prompts": {"seq_lens": (200, 40, 5, 0, 96, 33), "query_lens": (33, 40, 1, 0, 2, 33)},
+    "prompts": {"seq_lens": (136, 40, 5, 0, 96), "query_lens": (33, 40, 1, 0, 2)},
     "decode": {"seq_lens": (150, 1, 17, 0, 64, 16, 33)},
 }
 HEADS = (8, 2)

@@ -23,7 +23,7 @@ from tests.thinning import in_turn, interleaved
 
 # Formats with a scale for each row.
 ROW_SCALES = ["float8_token", "int8_token", "int4_token"]
-LENS = {"seq_lens": (200, 40, 5, 0, 90, 33), "query_lens": (33, 40, 1, 0, 2, 33)}
+LENS = {"seq_lens": (140, 40, 5, 0, 90), "query_lens": (33, 40, 1, 0, 2)}
 DECODE = {"seq_lens": (150, 1, 17, 0, 63, 16, 33)}
 HEADS = (8, 2)
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -108,7 +108,7 @@ def test_dims_with_padding(cuda, name, dims):
 
 
 # A prompt of more rows than a tile, and of more keys than two; one that the last tile splits.
-PROMPTS = {"seq_lens": (150, 33, 65), "query_lens": (70, 33, 20)}
+PROMPTS = {"seq_lens": (150, 33, 65), "query_lens": (36, 33, 20)}
 
 
 PROMPT_CASES = cases([((256, 256), "bfloat16"), ((192, 128), "float16")], [
@@ -275,7 +275,7 @@ PIECES = {
 }
 
 
-HIGH_SCALES = in_turn([0, 1023, 1024, 2070, 2099], PIECES, cases([1, 40], [1, 3, 40]), over=[[None, 300]])
+HIGH_SCALES = in_turn([0, 1023, 1024, 2090, 2099], PIECES, cases([1, 20], [1, 3, 20]), over=[[None, 300]])
 
 
 @pytest.mark.parametrize(("where", "pieces", "queries", "window"), HIGH_SCALES)
