@@ -20,7 +20,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -92,7 +91,7 @@ def raise_at(
 
     def hit(frame: FrameType, event: str) -> None:
         nonlocal where
-        where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name} ({event})"
+        where = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} {frame.f_code.co_name} ({event})"
         raise error(where)
 
     seen, raised = _traced(call, str(folder), opcodes, n, hit)
@@ -116,21 +115,38 @@ def _traced(
     """Run a call, with `hit` at its n-th event; return the number of events and the exception."""
     seen = 0
 
-    def trace(frame: FrameType, event: str, _: object) -> Any:
+    def note(frame: FrameType, event: str) -> None:
         nonlocal seen
-        if not frame.f_code.co_filename.startswith(folder):
+        seen += 1
+        if seen == n and hit is not None:
+            hit(frame, event)
+
+    def enter(frame: FrameType, event: str, _: object) -> Any:
+        ends = _ends_within(folder, frame.f_code)
+        if ends is None:
             return None
-        if event == "call" and opcodes:
+        if opcodes:
             frame.f_trace_opcodes = True
-        if event != "exception" and ((event not in {"line", "opcode"}) or not _leaves_with(frame)):
+        note(frame, event)
+        return around_with if ends else anywhere
+
+    def anywhere(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal seen
+        if event != "exception":
             seen += 1
             if seen == n and hit is not None:
                 hit(frame, event)
-        return trace
+        return anywhere
+
+    def around_with(frame: FrameType, event: str, _: object) -> Any:
+        leaves = event != "return" and frame.f_lasti in (_ends_within(folder, frame.f_code) or ())
+        if event != "exception" and not leaves:
+            note(frame, event)
+        return around_with
 
     before, raised = sys.gettrace(), None
     with undisturbed():
-        sys.settrace(trace)
+        sys.settrace(enter)
         try:
             call()
         except BaseException as caught:
@@ -160,11 +176,19 @@ def undisturbed() -> Iterator[None]:
             gc.enable()
 
 
-def _leaves_with(frame: FrameType) -> bool:
-    return frame.f_lasti in _ends_of_with(frame.f_code)
+# Codes in and outside of folders, by folder and id, with the result of `_ends_within`. The hash of a code is slow.
+_codes: dict[tuple[str, int], tuple[CodeType, frozenset[int] | None]] = {}
 
 
-@cache
+def _ends_within(folder: str, code: CodeType) -> frozenset[int] | None:
+    """Return the result of `_ends_of_with`, or None for code outside of the folder."""
+    known = _codes.get((folder, id(code)))
+    if known is None:
+        ends = _ends_of_with(code) if code.co_filename.startswith(folder) else None
+        known = _codes[folder, id(code)] = code, ends
+    return known[1]
+
+
 def _ends_of_with(code: CodeType) -> frozenset[int]:
     """Return the offsets of the bytecode that calls `__exit__(None, None, None)`."""
     found: set[int] = set()

@@ -5,13 +5,13 @@ import random
 from collections import Counter
 
 from tests.faults import PAGECORE, is_full, lines_of, raise_at
-from tests.serving.recovery import Engine
+from tests.serving.recovery import SCENARIOS, Engine
 
 SERVING = PAGECORE / "serving"
 # Interrupts in one run, far apart; with PAGECORE_FAULTS=full each has a run of its own.
 POINTS_AT_ONCE = 1 if is_full() else 4
-# Calls of each kind that `in_turn` interrupts at every event.
-WHOLE_CALLS = 2
+# Calls of each kind that `in_turn` interrupts at every second event.
+FIRST_CALLS = 2
 
 
 def run_whole(call):
@@ -19,18 +19,21 @@ def run_whole(call):
     return True
 
 
-def in_turn(every):
+def in_turn(name, every):
     """Return an `attempt` that interrupts a call, then again at a later event, and so on.
 
-    The first calls of each kind are interrupted at each of their events, later ones at every `every`-th.
+    The first calls of each kind are interrupted at every second event, in the next scenario at the others, because
+    these calls are alike in all scenarios; later calls at every `every`-th event.
     """
-    events, kinds = {}, Counter()
+    events, kinds, number = {}, Counter(), list(SCENARIOS).index(name)
 
     def attempt(call):
         if call not in events:
-            step = every if kinds[call.__code__] >= WHOLE_CALLS else 1
-            events[call] = itertools.count(1 + len(events) % step, step)
+            is_first = kinds[call.__code__] < FIRST_CALLS
+            turn = number + kinds[call.__code__] if is_first else len(events)
             kinds[call.__code__] += 1
+            step = min(every, 2) if is_first else every
+            events[call] = itertools.count(1 + turn % step, step)
         return raise_at(call, next(events[call]), SERVING).finished
 
     return attempt

@@ -11,7 +11,7 @@ from tests.serving.recovery import SCENARIOS, Engine
 pytestmark = pytest.mark.slow
 
 STRIDE = 3 if is_full() else 43
-EVERY = 1 if is_full() else 8
+EVERY = 1 if is_full() else 11
 
 
 def hybrid(spec, **options):
@@ -30,7 +30,7 @@ def test_an_abandoned_step_changes_no_output(name, abandoned, cancelled):
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_calls_interrupted_at_each_event_in_turn_happen_once(name):
-    engine = Engine(name, in_turn(EVERY), make=hybrid)
+    engine = Engine(name, in_turn(name, EVERY), make=hybrid)
     engine.check_end(engine.serve())
     assert engine.faults > 1000 / EVERY
 

@@ -11,8 +11,9 @@ from tests.serving.shielded import Faults, ShieldedCache
 
 pytestmark = pytest.mark.slow
 
-# Every STRIDE-th point of a run is tested, and every EVERY-th event of a call that is interrupted again and again.
-STRIDE, EVERY = (1, 1) if is_full() else (19, 8)
+# Every STRIDE-th point of a run is tested, every EVERY-th event of a call that is interrupted again and again, and
+# every SPACING-th allocation.
+STRIDE, EVERY, SPACING = (1, 1, 1) if is_full() else (19, 11, 8)
 
 
 @pytest.mark.parametrize("cancelled", [None, 0, 2])
@@ -26,7 +27,7 @@ def test_a_scenario_without_faults_serves_everything(name, cancelled):
 @pytest.mark.parametrize("make", [Engine, DraftEngine])
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_calls_interrupted_at_each_event_in_turn_happen_once(name, make):
-    engine = make(name, in_turn(EVERY), cancelled=2)
+    engine = make(name, in_turn(name, EVERY), cancelled=2)
     engine.check_end(engine.serve())
     assert engine.faults > 1000 / EVERY
 
@@ -52,12 +53,12 @@ def test_an_interrupt_at_any_event_changes_no_output_with_overlap(name):
 @pytest.mark.parametrize("seed", range(200 if is_full() else 8))
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_calls_with_a_failed_allocation_happen_once(name, seed, make):
-    """Every EVERY-th allocation after a random number of cache calls fails in turn, until the call returns."""
+    """Every SPACING-th allocation after a random number of cache calls fails in turn, until the call returns."""
     choice, faults, points = random.Random(seed), Faults(), {}
 
     def attempt(call):
-        first, point = points.get(call) or (choice.randrange(7), 1 + len(points) % EVERY)
-        points[call] = first, point + EVERY
+        first, point = points.get(call) or (choice.randrange(7), 1 + len(points) % SPACING)
+        points[call] = first, point + SPACING
         return faults.attempt(call, first, point)
 
     engine = make(name, attempt, cancelled=2, make=ShieldedCache)

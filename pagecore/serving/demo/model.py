@@ -235,7 +235,8 @@ def dense_attention(query: Array, key: Array, value: Array, window: int | None =
 
 def product(rows: Array, weights: Array) -> Array:
     """Return `rows @ weights`, computed a few rows at a time so that the BLAS does not use several threads."""
-    at_once = max(1, SINGLE_THREADED // weights.size)
+    # One row would be a product of a matrix and a vector, for which OpenBLAS has a lower limit.
+    at_once = max(1, min(SINGLE_THREADED // weights.size, max(2, len(rows))))
     padded = np.zeros((-(-len(rows) // at_once) * at_once, rows.shape[1]), rows.dtype)
     padded[: len(rows)] = rows
     pieces = padded.reshape(-1, at_once, rows.shape[1]) @ weights

@@ -8,7 +8,8 @@ import pytest
 from pagecore.cache import PagedKVCache
 from pagecore.errors import NotEnoughMemory, UnsupportedOption
 from pagecore.serving.demo import DemoConfig, chat, chat_turns, demo
-from pagecore.serving.demo.model import Model
+from pagecore.serving.demo.hybrid import HybridSizes
+from pagecore.serving.demo.model import Model, ModelSizes
 from pagecore.serving.demo.verify import Verdict, verify
 from pagecore.serving.scheduling.request import Request, Run
 from pagecore.serving.scheduling.reuse import POLICIES
@@ -17,7 +18,11 @@ from pagecore.serving.tables import demo_rows
 
 pytestmark = pytest.mark.slow
 
-FEW = DemoConfig(num_requests=7)
+SMALL = ModelSizes(vocab_size=64, width=32, num_layers=2, head_dim=8, hidden_width=64)
+SMALL_HYBRID = HybridSizes(
+    vocab_size=64, width=32, num_layers=3, head_dim=8, hidden_width=64, key_dim=8, value_dim=8
+)  # fmt: skip
+FEW = DemoConfig(num_requests=7, model=SMALL)
 
 
 def noted(config):
@@ -66,8 +71,9 @@ def test_the_demo_preempts_forks_and_copies_on_write(report):
 
 @pytest.mark.parametrize(("seed", "least"), [(0, 6), (3, 2)])
 def test_follow_up_turns_reuse_their_own_history(noted_demo, seed, least):
-    report, runs = noted(DemoConfig(seed=seed)) if seed else noted_demo
-    turns = chat_turns(DemoConfig(seed=seed))
+    config = DemoConfig(seed=seed, model=SMALL if seed else ModelSizes())
+    report, runs = noted(config) if seed else noted_demo
+    turns = chat_turns(config)
     follow_ups = [turn for turn in turns if turn.after is not None]
     assert len(follow_ups) == report.follow_ups == 10
     beyond = 0
@@ -97,7 +103,7 @@ def test_the_demo_reuses_recovers_and_evicts(report):
 
 @pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy != "none"])
 def test_every_token_is_verified_with_every_eviction_policy(policy):
-    report = demo(DemoConfig(evict=policy, num_requests=10))
+    report = demo(DemoConfig(evict=policy, num_requests=10, model=SMALL))
     assert report.evict == policy
     assert report.evicted_blocks > 0
     assert report.prefix_hit_tokens > 0
@@ -125,20 +131,19 @@ def test_verification_fails_when_a_reused_block_is_wrong(monkeypatch):
         sequence = add(self, tokens, **options)
         if sequence.num_cached_tokens > 24:
             table = self.block_table(0).numpy()[sequence.row]
-            for layer in (0, 2):
-                values = self.value(layer).numpy()
-                values[table[1]] = np.roll(values[table[1]], 1, axis=0)
+            values = self.value(0).numpy()
+            values[table[1]] = np.roll(values[table[1]], 1, axis=0)
         return sequence
 
     monkeypatch.setattr(PagedKVCache, "add_sequence", careless)
-    assert not demo(DemoConfig(num_requests=14)).verdict.passed
+    assert not demo(DemoConfig(num_requests=14, model=SMALL)).verdict.passed
 
 
 def test_every_token_is_verified_when_preempted_sequences_are_swapped(report):
-    swapped = demo(DemoConfig(swap=True))
+    swapped = demo(DemoConfig(swap=True, num_requests=18, model=SMALL))
     assert swapped.swaps == swapped.preemptions > 0
     assert swapped.swap_nbytes == swapped.nbytes
-    assert swapped.verdict.tokens == swapped.generated_tokens == report.generated_tokens
+    assert swapped.verdict.tokens == swapped.generated_tokens
     assert swapped.verdict.passed
     assert dict(demo_rows(swapped))["preemptions"] == f"{swapped.swaps}: {swapped.swaps} swapped out, 0 recomputed"
     assert "swap space" in dict(demo_rows(swapped))
@@ -156,7 +161,7 @@ def test_verification_fails_when_swap_in_corrupts_a_block(monkeypatch):
             self.value(0).numpy()[first] *= -1
 
     monkeypatch.setattr(PagedKVCache, "swap_in", spoilt)
-    assert not demo(DemoConfig(swap=True, num_requests=18)).verdict.passed
+    assert not demo(DemoConfig(swap=True, num_requests=18, model=SMALL)).verdict.passed
 
 
 def test_the_demo_is_deterministic():
@@ -183,7 +188,7 @@ def without_window(attend):
 def one_layer_shifted(attend):
     def wrong(self, layer, query, batch, **options):
         out = attend(self, layer, query, batch, **options)
-        return np.roll(out, 1, axis=1) if layer == 2 else out
+        return np.roll(out, 1, axis=1) if layer == 1 else out
 
     return wrong
 
@@ -200,7 +205,7 @@ def test_verification_fails_when_writes_are_wrong(monkeypatch):
     write = PagedKVCache.write
 
     def zeros_in_the_last_layer(self, layer, key, value, batch):
-        write(self, layer, key, value * (layer < 3), batch)
+        write(self, layer, key, value * (layer < 1), batch)
 
     monkeypatch.setattr(PagedKVCache, "write", zeros_in_the_last_layer)
     assert not demo(FEW).verdict.passed
@@ -278,7 +283,10 @@ def test_scores_within_rounding_are_counted_as_ties(model, monkeypatch):
 
 @pytest.mark.parametrize(
     "config",
-    [DemoConfig(host="64MiB", num_requests=14), DemoConfig.hybrid(host="64MiB", num_requests=12, num_blocks=(60,))],
+    [
+        DemoConfig(host="64MiB", num_requests=14, model=SMALL),
+        DemoConfig.hybrid(host="64MiB", num_requests=12, num_blocks=(60,), model=SMALL_HYBRID),
+    ],
 )
 def test_evicted_chats_come_back_from_the_host(config):
     report = demo(config)

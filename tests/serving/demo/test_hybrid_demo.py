@@ -14,7 +14,8 @@ from tests.thinning import in_turn
 
 pytestmark = pytest.mark.slow
 
-FEW = DemoConfig.hybrid(num_requests=6)
+SMALL = HybridSizes(vocab_size=64, width=32, num_layers=3, head_dim=8, hidden_width=64, key_dim=8, value_dim=8)
+FEW = DemoConfig.hybrid(num_requests=6, model=SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,8 @@ OPTIONS = [
 
 @pytest.mark.parametrize(("options", "swap"), in_turn(OPTIONS, over=[[True, False]]), ids=str)
 def test_every_token_is_verified_with_other_layers_and_grids(options, swap):
-    sizes = HybridSizes(**options)
+    layers = len(options.get("kinds", SMALL.kinds))
+    sizes = dataclasses.replace(SMALL, num_layers=layers, **options)
     config = DemoConfig.hybrid(num_requests=8, model=sizes, num_blocks=(75, 53)[: sizes.num_groups], swap=swap)
     report = demo(config)
     assert report.verdict.tokens == report.generated_tokens
@@ -73,7 +75,7 @@ def test_every_token_is_verified_with_other_layers_and_grids(options, swap):
 
 
 def test_every_token_is_verified_when_states_are_swapped():
-    report = demo(DemoConfig.hybrid(swap=True, num_requests=8, num_blocks=(44,)))
+    report = demo(DemoConfig.hybrid(swap=True, num_requests=8, num_blocks=(44,), model=SMALL))
     assert report.swaps == report.preemptions > 0
     assert report.swap_nbytes == report.nbytes
     assert report.verdict.tokens == report.generated_tokens
