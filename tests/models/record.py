@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pagecore.models.multimodal.text_fields import RENAMED
 from tests.models.earlier import EARLIER_TYPES
+from tests.models.meta import on_meta_device
 from tests.models.published import PUBLISHED
 from tests.models.record_earlier import earlier_layer, modules_of
 
@@ -23,13 +24,12 @@ FILE = Path(__file__).with_name("attended.json")
 
 def attended(config):
     """Return the attributes of each attention layer of the text model."""
-    import torch
     from transformers import AutoModel, AutoModelForCausalLM
 
     config = copy.deepcopy(config.get_text_config())
     config.num_local_experts = config.num_experts = 2  # slow to build, and not part of attention
     config._attn_implementation = "eager"
-    with torch.device("meta"):
+    with on_meta_device():
         kind = AutoModelForCausalLM if type(config) in AutoModelForCausalLM._model_mapping else AutoModel
         model = kind.from_config(config)
     if config.model_type in EARLIER_TYPES and modules_of(model):

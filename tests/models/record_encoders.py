@@ -11,6 +11,8 @@ device.
 import json
 from pathlib import Path
 
+from tests.models.meta import on_meta_device
+
 FILE = Path(__file__).with_name("encoders.json")
 LAYERS = {"num_hidden_layers": 3, "num_attention_heads": 4}
 TOWER = {**LAYERS, "hidden_size": 32, "intermediate_size": 56, "patch_size": 14}
@@ -255,7 +257,6 @@ CASES = [
 
 
 def record():
-    import torch
     import transformers
     from transformers.models.auto import modeling_auto as auto
 
@@ -267,7 +268,7 @@ def record():
         kinds = ("MULTIMODAL_LM", "SPEECH_SEQ_2_SEQ", "SEQ_TO_SEQ_CAUSAL_LM", "CAUSAL_LM", "IMAGE_TEXT_TO_TEXT")
         maps = [getattr(auto, f"MODEL_FOR_{kind}_MAPPING_NAMES") for kind in kinds]
         name = OTHERS.get(model_type) or next(each[model_type] for each in maps if model_type in each)
-        with torch.device("meta"):
+        with on_meta_device():
             model = getattr(transformers, name)._from_config(config)
         count = sum(parameter.numel() for parameter in model.parameters())
         cases.append({"config": json.loads(config.to_json_string(use_diff=False)), "parameters": count})

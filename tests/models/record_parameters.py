@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pagecore.models.encoders.bart_t5 import ENCODER_DECODERS
 from tests.models.hybrids import HYBRIDS
+from tests.models.meta import on_meta_device
 from tests.models.published import LLAMA_4_SCOUT, PUBLISHED
 from tests.models.record import transformers_config
 
@@ -22,7 +23,6 @@ OTHERS = {"llama-4-scout": LLAMA_4_SCOUT} | {name: {"model_type": name} for name
 
 def count(config):
     """Return the parameters of the model that generates text; tied ones count once."""
-    import torch
     from transformers import (
         AutoModel,
         AutoModelForCausalLM,
@@ -33,7 +33,7 @@ def count(config):
 
     kinds = [AutoModelForImageTextToText, AutoModelForSpeechSeq2Seq, AutoModelForSeq2SeqLM, AutoModelForCausalLM]
     kind = next((each for each in kinds if type(config) in each._model_mapping), AutoModel)
-    with torch.device("meta"):
+    with on_meta_device():
         return sum(parameter.numel() for parameter in kind.from_config(config).parameters())
 
 

@@ -13,6 +13,7 @@ import json
 from pathlib import Path
 
 from tests.models.hybrids import HYBRIDS
+from tests.models.meta import on_meta_device
 from tests.models.record import latent_layer
 
 FILE = Path(__file__).with_name("stored.json")
@@ -20,7 +21,6 @@ FILE = Path(__file__).with_name("stored.json")
 
 def stored(config):
     """Return, for each layer of the text model, the attributes of its attention and of its state; None without one."""
-    import torch
     from transformers import AutoModel, AutoModelForCausalLM
 
     config = copy.deepcopy(config.get_text_config())
@@ -29,7 +29,7 @@ def stored(config):
             setattr(config, name, 4)  # slow to build, and not part of attention
     config.num_experts_per_tok = 2
     config._attn_implementation = "eager"
-    with torch.device("meta"):
+    with on_meta_device():
         kind = AutoModelForCausalLM if type(config) in AutoModelForCausalLM._model_mapping else AutoModel
         model = kind.from_config(config)
     return [[parts(layer, "scaling", attention), parts(layer, None, state)] for layer in decoder(model)]

@@ -14,6 +14,7 @@ from pagecore import ConfigError, LatentSpec, StateSpec
 from pagecore.models import read_model_config, specs_from_config
 from pagecore.models.parameters import Kind, count_parameters, vision_tower, weight_format
 from tests.capabilities import require
+from tests.models.meta import on_meta_device
 
 RELEASED = json.loads(Path(__file__).with_name("released.json").read_text())
 GROK_LAYER = 4 * 6144 + 2 * 6144 * (6144 + 1024) + 8 * 6144 + 8 * 3 * 6144 * 32768
@@ -135,13 +136,13 @@ AUDIO |= {"conv_kernel_size": 3, "output_proj_dims": 40}
 
 @pytest.mark.parametrize(("vision", "audio"), [({}, {}), (VISION, None), (None, AUDIO), (VISION, AUDIO)])
 def test_encoders_of_gemma_4(vision, audio):
-    transformers, torch = require("transformers"), require("torch")
+    transformers = require("transformers")
     if "gemma4" not in transformers.CONFIG_MAPPING:
         pytest.skip("transformers has no gemma4")
     text = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 64, "vocab_size_per_layer_input": 64}
     text |= {"layer_types": ["sliding_attention", "full_attention"]}
     config = transformers.AutoConfig.for_model("gemma4", text_config=text, vision_config=vision, audio_config=audio)
-    with torch.device("meta"):
+    with on_meta_device():
         model = transformers.AutoModelForImageTextToText.from_config(config)
     written = config.to_dict()
     counted = count_parameters(written)

@@ -7,6 +7,7 @@ from pagecore.models import read_model_config, specs_from_config
 from pagecore.models.encoders.bart_t5 import ENCODER_DECODERS
 from pagecore.serving.planner import plan_model
 from tests.capabilities import require
+from tests.models.meta import on_meta_device
 
 # Fields of the published config.json files of openai/whisper-tiny, facebook/bart-large and google/flan-t5-small.
 WHISPER_TINY = {
@@ -130,11 +131,11 @@ KIN_OF_T5 = {"longt5", "mt5", "pop2piano", "switch_transformers", "t5", "udop", 
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", sorted(ENCODER_DECODERS.keys() - KIN_OF_T5 - OTHERS))
 def test_kin_of_bart_have_the_layers_that_transformers_builds(model_type):
-    transformers, torch = require("transformers"), require("torch")
+    transformers = require("transformers")
     sizes = {"d_model": 64, "encoder_layers": 1, "decoder_layers": 3, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
     sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 4, "vocab_size": 101, "pad_token_id": 0}
     config = transformers.AutoConfig.for_model(model_type, max_position_embeddings=48, **sizes)
-    with torch.device("meta"):
+    with on_meta_device():
         decoder = transformers.AutoModel.from_config(config).get_decoder()
     model = read_model_config(config.to_dict())
     attentions = [layer.self_attn for layer in decoder.layers] + [encoder_attention(layer) for layer in decoder.layers]
@@ -148,14 +149,14 @@ def test_kin_of_bart_have_the_layers_that_transformers_builds(model_type):
 
 @pytest.mark.parametrize("model_type", sorted(OTHERS))
 def test_encoders_have_a_longest_sequence_of_their_own(model_type):
-    transformers, torch = require("transformers"), require("torch")
+    transformers = require("transformers")
     sizes = {"d_model": 64, "encoder_layers": 1, "decoder_layers": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
     sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 4, "vocab_size": 101, "pad_token_id": 0}
     source, target = "max_source_positions", "max_target_positions"
     if model_type == "led":
         source, target = "max_encoder_position_embeddings", "max_decoder_position_embeddings"
     config = transformers.AutoConfig.for_model(model_type, **sizes, **{source: 96, target: 32})
-    with torch.device("meta"):
+    with on_meta_device():
         decoder = transformers.AutoModel.from_config(config).get_decoder()
     model = read_model_config(config.to_dict())
     assert [spec.head_dim for spec in model.layers] == [layer.self_attn.head_dim for layer in decoder.layers] * 2
@@ -164,13 +165,13 @@ def test_encoders_have_a_longest_sequence_of_their_own(model_type):
 
 @pytest.mark.parametrize("model_type", sorted(KIN_OF_T5))
 def test_kin_of_t5_have_the_layers_that_transformers_builds(model_type):
-    transformers, torch = require("transformers"), require("torch")
+    transformers = require("transformers")
     config = transformers.AutoConfig.for_model(
         model_type, d_model=48, d_kv=16, d_ff=32, num_heads=3, num_layers=2, num_decoder_layers=4, vocab_size=101
     )
     name = {"pop2piano": "Pop2Piano", "switch_transformers": "SwitchTransformers", "longt5": "LongT5"}.get(model_type)
     name = name or model_type.upper().replace("UDOP", "Udop").replace("MT", "MT").replace("UMT5", "UMT5")
-    with torch.device("meta"):
+    with on_meta_device():
         whole = getattr(transformers, f"{name}ForConditionalGeneration")(config)
     keys = [each.k.out_features for key, each in whole.decoder.named_modules() if key.endswith("Attention")]
     specs = read_model_config(config.to_dict()).layers

@@ -20,6 +20,7 @@ from pagecore.models.parameters import count_parameters
 from pagecore.serving.budget import DeviceOptions
 from pagecore.serving.planner import plan_model
 from tests.capabilities import require
+from tests.models.meta import on_meta_device
 
 ENCODERS = re.compile("audio|vision|visual")
 GEMMA_3N = {
@@ -35,9 +36,9 @@ MINIMAX |= {"num_attention_heads": 64, "num_key_value_heads": 8, "attn_type_list
 
 def build(config):
     """Return the model of text on torch's meta device."""
-    transformers, torch = require("transformers"), require("torch")
+    transformers = require("transformers")
     config._attn_implementation = "eager"
-    with torch.device("meta"):
+    with on_meta_device():
         return transformers.AutoModelForCausalLM.from_config(config)
 
 
@@ -214,13 +215,13 @@ def test_decoders_of_the_kin_of_bert(model_type):
     ],
 )
 def test_text_models_of_multimodal_models(whole, layers):
-    transformers, torch = require("transformers"), require("torch")
+    transformers = require("transformers")
     config = config_of(whole)
     for name in ("num_experts", "moe_num_experts", "n_routed_experts"):
         if hasattr(config.text_config, name):
             setattr(config.text_config, name, 2)  # slow to build, and not part of attention
     model_of = transformers.AutoModelForMultimodalLM
-    with torch.device("meta"):
+    with on_meta_device():
         model = model_of.from_config(config)
     attending = [
         module

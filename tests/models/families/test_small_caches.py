@@ -9,6 +9,7 @@ from pagecore.models.families.remote.code import REMOTE_CODE
 from pagecore.models.families.speech import SPEECH
 from pagecore.serving.planner import plan_model
 from tests.capabilities import require
+from tests.models.meta import on_meta_device
 
 HEADS = {"hidden_size": 48, "num_attention_heads": 6, "num_hidden_layers": 3, "intermediate_size": 32}
 GROUPED = {**HEADS, "num_key_value_heads": 2, "head_dim": 10, "vocab_size": 101, "pad_token_id": 0}
@@ -160,8 +161,8 @@ def test_published_layers_of_step_have_other_heads_with_a_window():
 
 def latent_modules(config):
     """Return the attention of each layer of a model on torch's meta device."""
-    transformers, torch = require("transformers"), require("torch")
-    with torch.device("meta"):
+    transformers = require("transformers")
+    with on_meta_device():
         model = transformers.AutoModelForCausalLM.from_config(config)
     return [module for module in model.modules() if hasattr(module, "kv_b_proj")]
 

@@ -6,6 +6,7 @@ from pagecore import UnsupportedOption
 from pagecore.models import ConfigError, read_model_config, specs_from_config
 from pagecore.models.layers.unsupported import UNSUPPORTED_TYPES
 from tests.capabilities import require
+from tests.models.meta import on_meta_device
 
 FEWEST = {"hidden_size": 64, "num_attention_heads": 8, "num_hidden_layers": 14}
 KOSMOS = {"embed_dim": 64, "attention_heads": 8, "layers": 3, "ffn_dim": 16, "vocab_size": 101}
@@ -52,9 +53,8 @@ def module_class(config):
 
 def attending(config):
     """Return the attention modules of the text model, in the order of the layers."""
-    torch = require("torch")
     config._attn_implementation = "eager"
-    with torch.device("meta"):
+    with on_meta_device():
         model = module_class(config)._from_config(config)
     return [module for module in model.modules() if hasattr(module, "k_proj") and hasattr(module, "scaling")]
 

@@ -8,6 +8,7 @@ from pagecore.errors import UnsupportedOption
 from pagecore.models import ConfigError
 from pagecore.models.parameters import Kind, count_parameters, vision_tower
 from tests.capabilities import require
+from tests.models.meta import on_meta_device
 
 TEXT = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
 TEXT |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 101}
@@ -35,14 +36,14 @@ def parameters(module):
 
 @pytest.mark.parametrize("model_type", LISTENING)
 def test_counts_equal_those_of_models_that_listen(model_type):
-    transformers, torch = require("transformers"), require("torch")
+    transformers = require("transformers")
     if model_type not in transformers.CONFIG_MAPPING:
         pytest.skip(f"transformers has no {model_type}")
     config = transformers.AutoConfig.for_model(model_type, text_config=TEXT, audio_config=LISTENING[model_type])
     names = ("SpeechSeq2Seq", "ImageTextToText", "MultimodalLM", "Seq2SeqLM")
     kinds = [getattr(transformers, f"AutoModelFor{name}") for name in names]
     kind = next(each for each in kinds if type(config) in each._model_mapping)
-    with torch.device("meta"):
+    with on_meta_device():
         model = kind.from_config(config)
     counted = count_parameters(config.to_dict())
     assert counted.total == parameters(model)
@@ -53,13 +54,13 @@ def test_counts_equal_those_of_models_that_listen(model_type):
 
 @pytest.mark.parametrize("model_type", THINKERS)
 def test_counts_of_a_model_that_also_speaks_are_those_of_its_thinker(model_type):
-    transformers, torch = require("transformers"), require("torch")
+    transformers = require("transformers")
     name, experts = THINKERS[model_type]
     modeling = importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
     config = transformers.AutoConfig.for_model(
         f"{model_type}_thinker", text_config=TEXT | experts, audio_config=WHISPER, vision_config=SEEING
     )
-    with torch.device("meta"):
+    with on_meta_device():
         model = getattr(modeling, f"{name}ThinkerForConditionalGeneration")(config)
     thinker = config.to_dict()
     whole = {"model_type": model_type, "thinker_config": thinker, "talker_config": {}}
@@ -84,10 +85,10 @@ VIBEVOICE = {
 
 @pytest.mark.parametrize("model_type", VIBEVOICE)
 def test_small_models_of_vibevoice(model_type):
-    transformers, torch = require("transformers"), require("torch")
+    transformers = require("transformers")
     config = transformers.AutoConfig.for_model(model_type, text_config=TEXT, **VIBEVOICE[model_type])
     name = {"vibevoice": "VibeVoice", "vibevoice_asr": "VibeVoiceAsr"}[model_type]
-    with torch.device("meta"):
+    with on_meta_device():
         model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
     written = config.to_dict()
     assert count_parameters(written).total == parameters(model)
@@ -109,7 +110,7 @@ def test_ultravox_stacks_the_features_of_a_whisper(sizes, between, norms):
     config = {"model_type": "ultravox", "text_config": llama, "hidden_size": 40, **sizes}
     whole = config | {"audio_config": WHISPER | {"model_type": "whisper"}}
     transformers = require("transformers")
-    with require("torch").device("meta"):
+    with on_meta_device():
         encoder = transformers.models.whisper.modeling_whisper.WhisperEncoder(transformers.WhisperConfig(**WHISPER))
     stack = 32 * sizes.get("stack_factor", 8)
     expected = count_parameters(llama).total + parameters(encoder) + stack * 40 + between * 64 + norms

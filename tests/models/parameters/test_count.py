@@ -13,6 +13,7 @@ from pagecore.models.families.speech import SPEECH
 from pagecore.models.parameters import WEIGHT_FORMATS, Kind, count_parameters, vision_tower, weight_format
 from pagecore.models.parameters.structures.registry import STRUCTURES
 from tests.capabilities import require
+from tests.models.meta import on_meta_device
 from tests.models.published import PUBLISHED
 
 # Models of remote code or of engines, whose parameters are not known.
@@ -61,9 +62,9 @@ def test_every_family_is_counted():
     ],
 )
 def test_models_without_attention_are_counted_as_transformers_builds_them(model_type, sizes):
-    transformers, torch = require("transformers"), require("torch")
+    transformers = require("transformers")
     config = transformers.AutoConfig.for_model(model_type, **sizes, vocab_size=101)
-    with torch.device("meta"):
+    with on_meta_device():
         model = transformers.AutoModelForCausalLM.from_config(config)
     counted = count_parameters(config.to_dict())
     assert counted.total == sum(parameter.numel() for parameter in model.parameters())
@@ -232,10 +233,10 @@ def test_counts_of_published_files():
     ],
 )
 def test_other_sizes_equal_models_that_transformers_builds_now(model_type, sizes):
-    torch, transformers = require("torch"), require("transformers")
+    transformers = require("transformers")
     general = {"vocab_size": 129, "hidden_size": 96, "intermediate_size": 168, "num_hidden_layers": 5}
     config = transformers.AutoConfig.for_model(model_type, **{**general, "num_attention_heads": 4, **sizes})
-    with torch.device("meta"):
+    with on_meta_device():
         model = transformers.AutoModelForCausalLM.from_config(config)
     assert count_parameters(config.to_dict()).total == sum(each.numel() for each in model.parameters())
 

@@ -5,6 +5,7 @@ import pytest
 from pagecore.models import ConfigError
 from pagecore.models.parameters import count_parameters, vision_tower
 from tests.capabilities import require
+from tests.models.meta import on_meta_device
 
 SIZES = {"hidden_size": 48, "num_attention_heads": 4, "intermediate_size": 40, "num_hidden_layers": 4}
 SIZES |= {"adapter_in_dim": 48, "adapter_out_dim": 64, "moe_intermediate_size": 24}
@@ -15,11 +16,10 @@ SOUND |= {"feature_size": 20, "downsample_hidden_size": 8, "adapter_input_size":
 def of_encoder(name, config):
     """Return the parameters of an encoder as transformers builds it."""
     require("transformers")
-    torch = require("torch")
     from transformers.models.dots3_note import configuration_dots3_note, modeling_dots3_note
 
     made = getattr(configuration_dots3_note, f"Dots3Note{name}Config")(**config)
-    with torch.device("meta"):
+    with on_meta_device():
         model = getattr(modeling_dots3_note, f"Dots3Note{name}Model")(made)
     return made.to_dict(), sum(each.numel() for each in model.parameters())
 

@@ -7,6 +7,7 @@ from pagecore.models import ConfigError
 from pagecore.models.encoders.bart_t5 import ENCODER_DECODERS
 from pagecore.models.parameters import count_parameters
 from tests.capabilities import require
+from tests.models.meta import on_meta_device
 from tests.models.parameters.test_sweep import built
 
 OF_T5 = {"longt5", "mt5", "pop2piano", "switch_transformers", "t5", "umt5"}
@@ -153,13 +154,13 @@ CODEC = {"hidden_size": 12, "num_filters": 4, "upsampling_ratios": [5, 3], "num_
     ],
 )
 def test_small_models_that_make_music(text, codec):
-    torch, transformers = require("torch"), require("transformers")
+    transformers = require("transformers")
     parts = {
         "text_encoder": T5 | text | {"model_type": "t5"},
         "audio_encoder": CODEC | codec | {"model_type": "encodec"},
     }
     config = made("musicgen", parts | {"decoder": MUSIC})
-    with torch.device("meta"):
+    with on_meta_device():
         model = transformers.MusicgenForConditionalGeneration(config)
     written = config.to_dict()
     whole = count_parameters(written).total
@@ -169,10 +170,10 @@ def test_small_models_that_make_music(text, codec):
 
 @pytest.mark.parametrize("change", [{}, {"num_chroma": 48}])
 def test_small_models_that_continue_a_melody(change):
-    torch, transformers = require("torch"), require("transformers")
+    transformers = require("transformers")
     parts = {"text_encoder": T5 | {"model_type": "t5"}, "audio_encoder": CODEC | {"model_type": "encodec"}}
     config = made("musicgen_melody", parts | {"decoder": MUSIC, **change})
-    with torch.device("meta"):
+    with on_meta_device():
         model = transformers.MusicgenMelodyForConditionalGeneration(config)
     written = config.to_dict()
     whole = count_parameters(written).total

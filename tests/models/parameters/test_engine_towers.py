@@ -10,6 +10,7 @@ from pagecore.models import ConfigError, specs_from_config
 from pagecore.models.parameters import count_parameters, vision_tower
 from pagecore.storage import AttentionSpec, CrossSpec
 from tests.capabilities import require
+from tests.models.meta import on_meta_device
 
 SMALL = {"model_type": "qwen2", "hidden_size": 64, "intermediate_size": 72, "num_hidden_layers": 2, "vocab_size": 101}
 SMALL |= {"num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": False}
@@ -23,8 +24,8 @@ SMALL_SIGLIP |= {"num_hidden_layers": 3, "num_attention_heads": 4, "patch_size":
 
 def of_tower(config, **flags):
     """Return the parameters of a tower as transformers builds it."""
-    transformers, torch = require("transformers"), require("torch")
-    with torch.device("meta"):
+    transformers = require("transformers")
+    with on_meta_device():
         model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(**config | flags))
     return sum(parameter.numel() for parameter in model.parameters())
 
@@ -125,11 +126,11 @@ SOUND |= {"projection_hidden_size": 24, "projection_bias": True, "subsampling_co
 
 def built(model_type, sizes):
     """Return the config of a multimodal model, and its parameters as transformers builds it."""
-    transformers, torch = require("transformers"), require("torch")
+    transformers = require("transformers")
     config = transformers.AutoConfig.for_model(model_type, **sizes)
     kinds = (transformers.AutoModelForImageTextToText, transformers.AutoModelForMultimodalLM)
     kind = next(each for each in kinds if type(config) in each._model_mapping)
-    with torch.device("meta"):
+    with on_meta_device():
         model = kind.from_config(config)
     return config.to_dict(), sum(parameter.numel() for parameter in model.parameters())
 
@@ -310,11 +311,11 @@ def test_fast_vlm_has_a_network_of_convolutions():
 
 
 def test_kimi_audio_has_the_encoder_of_whisper_large():
-    transformers, torch = require("transformers"), require("torch")
+    transformers = require("transformers")
     from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
     sizes = {"d_model": 1280, "encoder_layers": 32, "encoder_attention_heads": 20, "encoder_ffn_dim": 5120}
-    with torch.device("meta"):
+    with on_meta_device():
         encoder = WhisperEncoder(transformers.WhisperConfig(num_mel_bins=128, **sizes))
     config = SMALL | {"model_type": "kimi_audio", "kimia_adaptor_input_dim": 5120}
     adaptor = 5121 * 64 + 65 * 64 + 2 * 64
@@ -349,11 +350,11 @@ def test_nemotron_parse_has_a_radio_tower_a_neck_and_an_mbart_without_positions(
     decoder |= {"decoder_attention_heads": 16, "vocab_size": 52352}
     config = {"model_type": "nemotron_parse", "image_size": [2048, 1664], "max_sequence_length": 9000}
     config |= {"decoder": decoder, "encoder": {"patch_size": 16, "args": args | {"teachers": teachers}}}
-    transformers, torch = require("transformers"), require("torch")
+    transformers = require("transformers")
     from transformers.models.mbart.modeling_mbart import MBartDecoder
 
     sizes = {name: decoder[name] for name in decoder if name != "model_type"}
-    with torch.device("meta"):
+    with on_meta_device():
         mbart = MBartDecoder(transformers.MBartConfig(**sizes, max_position_embeddings=10))
     text = sum(each.numel() for each in mbart.parameters()) - 12 * 1024
     tower = 32 * (12 * 1280**2 + 13 * 1280) + 3 * 16**2 * 1280 + (128**2 + 8) * 1280
@@ -366,7 +367,6 @@ def test_nemotron_parse_has_a_radio_tower_a_neck_and_an_mbart_without_positions(
 @pytest.mark.parametrize(("patch", "frames"), [(40, 2), (14, 2), (48, 4), (7, 2)])
 @pytest.mark.parametrize("layers", [1, 3, 5, 7, 12])
 def test_inkling_folds_patches_of_growing_size(monkeypatch, patch, frames, layers):
-    torch = require("torch")
     require("scipy")
     from transformers.models.inkling import configuration_inkling, modeling_inkling
 
@@ -375,7 +375,7 @@ def test_inkling_folds_patches_of_growing_size(monkeypatch, patch, frames, layer
     config = configuration_inkling.InklingVisionConfig(
         num_hidden_layers=layers, patch_size=patch, temporal_patch_size=frames, text_hidden_size=64
     )
-    with torch.device("meta"):
+    with on_meta_device():
         tower = modeling_inkling.InklingVisionModel(config)
     text = {"model_type": "inkling_mm_model", "text_config": INKLING}
     added = count_parameters(text | {"vision_config": config.to_dict()}).total - count_parameters(text).total

@@ -7,6 +7,7 @@ from pagecore.models import specs_from_config
 from pagecore.models.parameters import count_parameters
 from tests.capabilities import require
 from tests.models.families.test_small_models import module_class
+from tests.models.meta import on_meta_device
 
 SIZES = {
     "vocab_size": 101,
@@ -58,11 +59,11 @@ CASES = {
     ("model_type", "case"), [(name, n) for name, cases in CASES.items() for n in range(len(cases))]
 )
 def test_counts_equal_those_of_small_models(model_type, case):
-    transformers, torch = require("transformers"), require("torch")
+    transformers = require("transformers")
     if model_type not in transformers.CONFIG_MAPPING:
         pytest.skip(f"transformers has no {model_type}")
     config = transformers.CONFIG_MAPPING[model_type](**SIZES | CASES[model_type][case])
-    with torch.device("meta"):
+    with on_meta_device():
         model = module_class(config)._from_config(config)
     written = config.to_dict()
     has_head = hasattr(model, "lm_head") or written["tie_word_embeddings"]
@@ -76,11 +77,11 @@ def test_counts_equal_those_of_small_models(model_type, case):
 def test_published_names_of_sizes_with_a_window_are_read():
     published = SIZES | LATENT | WINDOWED | {"model_type": "dots3_note_text", "first_k_dense_replace": 1}
     published |= {"n_shared_experts": 1, "moe_shared_expert_intermediate_size": 24}
-    transformers, torch = require("transformers"), require("torch")
+    transformers = require("transformers")
     if "dots3_note_text" not in transformers.CONFIG_MAPPING:
         pytest.skip("transformers has no dots3_note_text")
     config = transformers.CONFIG_MAPPING["dots3_note_text"](**published)
-    with torch.device("meta"):
+    with on_meta_device():
         model = module_class(config)._from_config(config)
     assert count_parameters(published).total == sum(each.numel() for each in model.parameters())
 

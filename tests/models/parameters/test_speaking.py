@@ -5,6 +5,7 @@ import pytest
 from pagecore.models import ConfigError
 from pagecore.models.parameters import Kind, count_parameters
 from tests.capabilities import require
+from tests.models.meta import on_meta_device
 from tests.models.parameters.test_sweep import built
 
 TEXT = {"vocab_size": 90, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -61,12 +62,12 @@ def test_small_models_that_speak_or_share_layers(model_type, sizes):
 
 
 def test_a_moshi_that_speaks_has_a_depth_decoder_and_a_codec():
-    torch, transformers = require("torch"), require("transformers")
+    transformers = require("transformers")
     depth = {"vocab_size": 90, "hidden_size": 24, "input_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     depth |= {"audio_vocab_size": 31, "ffn_dim": 44, "num_codebooks": 3, "num_key_value_heads": 2, "head_dim": 10}
     sizes = TEXT | {"ffn_dim": 72, "audio_vocab_size": 31, "num_codebooks": 3, "depth_decoder_config": depth}
     config = made("moshi", sizes | {"audio_encoder_config": MIMI | {"num_quantizers": 3}})
-    with torch.device("meta"):
+    with on_meta_device():
         model = transformers.MoshiForConditionalGeneration(config)
     assert count_parameters(config.to_dict()).total == sum(each.numel() for each in model.parameters())
 

@@ -21,6 +21,7 @@ from pagecore.models.parameters.encoders.cross_attention import COUNTED_CROSS_DE
 from pagecore.models.parameters.structures.registry import STRUCTURES
 from tests.capabilities import require
 from tests.models.built import COUNTED_ELSEWHERE
+from tests.models.meta import on_meta_device
 
 # Sizes of all families; those of a family come last.
 LATENT = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
@@ -289,9 +290,9 @@ BIASED = {"attention_bias": True, "mlp_bias": True}
 )
 def test_small_models_that_speak(module, name, model, sizes):
     require("transformers")
-    torch, path = require("torch"), f"transformers.models.{module}"
+    path = f"transformers.models.{module}"
     config = getattr(importlib.import_module(f"{path}.configuration_{module}"), f"{name}Config")(**sizes)
-    with torch.device("meta"):
+    with on_meta_device():
         built_now = getattr(importlib.import_module(f"{path}.modeling_{module}"), model)(config)
     assert count_parameters(config.to_dict()).total == sum(each.numel() for each in built_now.parameters())
 

@@ -13,6 +13,7 @@ from pagecore.serving.planner import plan_model
 from tests.capabilities import require
 from tests.models.built import COUNTED_TEXT
 from tests.models.families.test_small_models import module_class
+from tests.models.meta import on_meta_device
 
 SIZES = {
     "vocab_size": 101,
@@ -61,8 +62,7 @@ BERT_VARIANTS = {
 
 def built(config):
     """Return the parameters of a text model and of its output head."""
-    torch = require("torch")
-    with torch.device("meta"):
+    with on_meta_device():
         model = module_class(config)._from_config(config)
     count, written = sum(each.numel() for each in model.parameters()), config.to_dict()
     tied = written.get("tie_word_embeddings")
@@ -86,10 +86,10 @@ def test_text_models_of_small_models(model_type, is_varied):
 @pytest.mark.parametrize("is_varied", [False, True], ids=["", "varied"])
 @pytest.mark.parametrize("model_type", sorted(BERT))
 def test_decoders_of_the_kin_of_bert(model_type, is_varied):
-    transformers, torch = require("transformers"), require("torch")
+    transformers = require("transformers")
     sizes = OF_BERT | (BERT_VARIANTS.get(model_type, {}) if is_varied else {})
     config = transformers.AutoConfig.for_model(model_type, **sizes)
-    with torch.device("meta"):
+    with on_meta_device():
         model = transformers.AutoModelForCausalLM.from_config(config)
     assert count_parameters(config.to_dict()).total == sum(each.numel() for each in model.parameters())
 
