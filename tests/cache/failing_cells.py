@@ -7,9 +7,11 @@ process crashes there.
 
 import json
 import sys
+from functools import lru_cache
 
 from pagecore import set_num_threads
 from tests.cache.operations import OPERATIONS
+from tests.cache.state import State
 from tests.cache.verdicts import Cell, judge, outcome, spread
 from tests.faults import NativeAllocations, PythonAllocations, fail_allocation
 
@@ -23,9 +25,7 @@ def main(most: int) -> None:
     for line in sys.stdin:
         kind, *parts, first = json.loads(line)
         cell = Cell(*parts)
-        states = outcome(cell)
-        # Every Python allocation of this process is a native one.
-        total = native.count(cell.ready()[1])
+        states, total = undisturbed(cell, native)
         turn = list(OPERATIONS).index(cell.operation) + list(KINDS).index(kind)
         for n in spread(total, most, turn):
             if n < first:
@@ -41,6 +41,13 @@ def main(most: int) -> None:
             if run.reached:
                 report("verdict", [run.where, problem])
         report("end", parts)
+
+
+@lru_cache(maxsize=1)
+def undisturbed(cell: Cell, native: NativeAllocations) -> tuple[tuple[State, State], int]:
+    """Return the states before and after a call, and its number of allocations: lines of one cell follow each other."""
+    # Every Python allocation of this process is a native one.
+    return outcome(cell), native.count(cell.ready()[1])
 
 
 def report(kind: str, value: object) -> None:
