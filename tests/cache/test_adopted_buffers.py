@@ -23,6 +23,7 @@ from tests.cache.test_prefix_machine import PrefixMachine
 from tests.capabilities import require
 from tests.faults import is_full
 from tests.reference.dense import dense_attention
+from tests.thinning import in_turn
 
 pytestmark = pytest.mark.slow
 
@@ -35,8 +36,7 @@ def adopting(layers=MIXED, layout="CBNHD", **options):
     return PagedKVCache(layers, layout=layout, buffers=owned_memory(layers, layout, **OPTIONS), **(OPTIONS | options))
 
 
-@pytest.mark.parametrize("machine", [CacheMachine, PrefixMachine])
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize(("layout", "machine"), in_turn(LAYOUTS, over=[[CacheMachine, PrefixMachine]]), ids=str)
 def test_a_cache_in_memory_of_the_caller_agrees_with_the_model(machine, layout):
     class InOwnedMemory(machine):
         def make_cache(self, layers, **options):

@@ -334,7 +334,7 @@ def test_a_sequence_with_a_step_in_flight_cannot_take_an_arrival():
         cache.commit(batch)
 
 
-@pytest.mark.parametrize("seed", range(60 if is_full() else 40))
+@pytest.mark.parametrize("seed", range(60 if is_full() else 24))
 def test_sequences_of_any_length_are_handed_over_with_exactly_their_windows(seed):
     random = np.random.default_rng(seed)
     size = int(random.choice([1, 2, 4, 7, 16]))

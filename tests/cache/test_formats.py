@@ -22,6 +22,7 @@ from tests.cache.caches import Planes, normal, owned_memory
 from tests.ops import formats_twin as twin
 from tests.ops.cases import DTYPES
 from tests.reference.dense import dense_attention
+from tests.thinning import interleaved
 
 HEADS, DIM, V_DIM, BLOCK = 2, 32, 64, 4
 LAYOUTS = ["layerwise", "blockwise", "LBNCHD", "LBCNHD", "BCHND", KVLayout("layerwise", heads="NHD")]
@@ -111,8 +112,7 @@ def poison(cache: PagedKVCache) -> None:
             array[free] = np.full(array.itemsize, 0xFF, np.uint8).view(array.dtype)[0]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("format", [*FORMATS, *MIXED])
+@pytest.mark.parametrize(("format", "layout"), interleaved([*FORMATS, *MIXED], LAYOUTS), ids=str)
 def test_steps_forks_and_swaps_keep_the_bytes_of_the_twin(format, layout):
     spec = spec_of(format)
     cache = make([spec, spec_of(format, window=64), spec], layout=layout)

@@ -268,4 +268,4 @@ def run_walk(walk, num_operations):
 @pytest.mark.parametrize("model", MODELS)
 def test_random_operations(model):
     for seed in range(20 if is_full() else 2):
-        run_walk(Walk(model, seed, scrub=seed % 2 == 1), 150)
+        run_walk(Walk(model, seed, scrub=seed % 2 == 1), 150 if is_full() else 80)

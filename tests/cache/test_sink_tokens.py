@@ -157,7 +157,7 @@ def test_prefixes_are_reused_with_their_sinks(seed, window, sink_tokens):
     cache = make(window, sink_tokens, lookahead, block_size=2, num_blocks=[60, 28], device="cpu")
     space = SwapSpace(cache, num_blocks=60)
     held = []
-    for turn in range(60):
+    for turn in range(30):
         tokens = rng.integers(0, 2, int(rng.integers(1, 40)))
         if len(held) == 4:
             cache.remove(held.pop(int(rng.integers(0, 4))))

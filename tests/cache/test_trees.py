@@ -26,6 +26,7 @@ from tests.cache.tree_model import (
 )
 from tests.faults import is_full
 from tests.reference.trees import ancestors, bits_of, depths_of, random_parents, random_path
+from tests.thinning import in_turn
 
 F2 = [-1, 0, 0, 1, 1, 2]
 
@@ -75,9 +76,7 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("prefix_cache", [True, False])
-@pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize(("name", "block_size", "prefix_cache"), in_turn(LAYERS, [1, 4, 16], over=[[True, False]]))
 def test_outputs_and_keys_equal_those_of_the_path_alone(name, prefix_cache, block_size):
     rng = np.random.default_rng(block_size)
     specs = [spec(**options) for options in LAYERS[name]]
