@@ -96,9 +96,9 @@ def test_concurrent_runs_keep_different_colours_for_life():
             assert colours.setdefault(number, live._colours[number]) == live._colours[number]
         assert len({live._colours[number] for number in running}) >= min(len(running), len(PALETTE)) - 1
 
-    serve([watch], count=200)
-    assert len(colours) > 200
-    assert len(live._colours) < 100
+    serve([watch], count=100)
+    assert len(colours) > 100
+    assert len(live._colours) < 60
 
 
 def test_a_truecolor_terminal_shows_the_colours_of_the_palette():

@@ -121,7 +121,7 @@ def test_preemptions_are_bars_with_their_sum_and_marks_above_each_block_map(two_
         assert min(marks.get_ydata()) > 1
 
 
-@pytest.mark.parametrize("columns", [2, 4, 8, 16, 64, 1000])
+@pytest.mark.parametrize("columns", [2, 16, 1000])
 def test_the_bars_reach_the_last_step_and_count_every_preemption(columns):
     ran = run(columns=columns)
     (bars,) = draw(ran.timeline, "").axes[2].patches
@@ -206,11 +206,14 @@ def shown_texts(figure):
     yield from [*figure.texts, *figure.legends[0].get_texts()]
 
 
-@pytest.mark.parametrize("layers", [FULL, [FULL, WINDOWED]], ids=["one group", "two groups"])
-@pytest.mark.parametrize("num_blocks", [26, 120, 40_000])
+@pytest.mark.parametrize(
+    ("layers", "num_blocks"),
+    [(FULL, 26), ([FULL, WINDOWED], 26), (FULL, 120), ([FULL, WINDOWED], 40_000)],
+    ids=["one small group", "two small groups", "one group", "two large groups"],
+)
 def test_no_two_texts_of_a_picture_overlap_and_none_is_cut_off(layers, num_blocks):
     figure = draw(run(layers, num_blocks=num_blocks, max_running=20).timeline, "pagecore replay trace.jsonl")
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     boxes = [(text.get_text(), text.get_window_extent()) for text in shown_texts(figure) if text.get_text()]
     assert len(boxes) > 30
     for number, (name, box) in enumerate(boxes):
@@ -231,7 +234,8 @@ def test_a_run_without_preemptions_has_a_low_panel_with_the_word_none():
 
 
 def test_a_run_without_steps_can_be_drawn(tmp_path):
-    save(Timeline(), tmp_path / "none.png", "nothing")
+    save(Timeline(), tmp_path / "none", "nothing")
+    assert (tmp_path / "none").read_bytes().startswith(b"\x89PNG\r\n")
     (text,) = draw(Timeline(), "nothing").axes[3].texts
     assert text.get_text() == "no step was run"
 
@@ -264,9 +268,8 @@ def test_a_run_shorter_than_a_span_can_be_drawn():
 
 
 def test_the_file_is_a_png_whatever_its_name(tmp_path, two_groups):
-    for name in ("b", "c.PNG"):
-        save(two_groups.timeline, tmp_path / name, "x")
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG\r\n")
+    save(two_groups.timeline, tmp_path / "c.JPG", "x")
+    assert (tmp_path / "c.JPG").read_bytes().startswith(b"\x89PNG\r\n")
 
 
 def test_drawing_needs_no_display_and_does_not_import_pyplot():

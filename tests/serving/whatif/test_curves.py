@@ -32,7 +32,7 @@ def test_a_call_without_options_is_that_of_the_default_options(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("block_size", "seed"), [(512, 0), (256, 1), (96, 2), (1024, 3)])
+@pytest.mark.parametrize(("block_size", "seed"), [(512, 0), (96, 2), (1024, 3)])
 def test_the_curve_equals_replays_at_twelve_sizes(tmp_path, block_size, seed):
     path = mooncake(tmp_path / "trace.jsonl", seed)
     # From sizes that refuse most requests to sizes that evict nothing.
@@ -56,7 +56,7 @@ def test_the_curve_equals_replays_at_twelve_sizes(tmp_path, block_size, seed):
 def test_simulations_equal_replays(tmp_path, policy):
     path = mooncake(tmp_path / "trace.jsonl", 5)
     chunks = list(read_requests(path, 256))
-    for capacity in (12, 20, 40, 77, 200):
+    for capacity in (12, 40, 200):
         report = replayed(path, 256, (capacity + 1) * 256 * TOKEN_BYTES, policy)
         assert report.prefix_hit_blocks == simulated_hits(chunks, 256, capacity, policy, 1024)
 
