@@ -9,6 +9,7 @@ import pytest
 from pagecore.arrays import as_tensor, empty
 from pagecore.errors import DeviceError, PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
 from tests.arrays.producers import Producer, capsule_name
+from tests.together import together
 
 FORMS = pytest.mark.parametrize("versioned", [True, False], ids=["versioned", "unversioned"])
 READ_ONLY = 1
@@ -117,7 +118,7 @@ WRONG = [
 
 
 @FORMS
-@pytest.mark.parametrize(("fields", "error", "message"), WRONG)
+@together(("fields", "error", "message"), WRONG)
 def test_invalid_tensors_are_refused_and_released_once(versioned, fields, error, message):
     producer = Producer(versioned=versioned, **fields)
     with pytest.raises(error, match=message):

@@ -86,7 +86,7 @@ def test_a_shape_is_an_integer_or_any_sequence_of_them(make, shape):
 
 
 @MAKERS
-@pytest.mark.parametrize(
+@together(
     ("shape", "message"),
     [
         (-1, "-1"),

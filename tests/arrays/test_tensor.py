@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pagecore.arrays import Tensor, as_tensor, empty, zeros
 from pagecore.arrays.dtypes.dtype import DTYPES
 from pagecore.errors import PagecoreError, ShapeError, UnsupportedOption
+from tests.together import together
 
 rng = np.random.default_rng(7)
 KNOWN_TO_NUMPY = [dtype for dtype in DTYPES if dtype.cupy == dtype.numpy]
@@ -165,8 +166,8 @@ def test_an_ndarray_over_a_tensor_shares_its_memory(dtype):
     assert tensor[1, 2].item() == 1
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("index", [np.s_[::-1, ::2], np.s_[1], np.s_[2, 1], np.s_[:0], np.s_[..., None]], ids=str)
+@together("dtype", DTYPES)
+@together("index", [np.s_[::-1, ::2], np.s_[1], np.s_[2, 1], np.s_[:0], np.s_[..., None]])
 def test_strided_ndarrays_over_a_tensor_are_the_same_elements(dtype, index):
     array = rng.integers(0, 2, (3, 4)).astype(dtype.numpy)
     tensor = as_tensor(array)[index]

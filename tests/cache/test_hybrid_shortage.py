@@ -6,6 +6,7 @@ import pytest
 from pagecore import Plane, StateSpec, SwapSpace
 from pagecore.errors import ShapeError
 from tests.cache.hybrids import make
+from tests.together import together
 
 PLANE = Plane("temporal", (2, 4), "float32", per="sequence")
 RULES = {
@@ -68,8 +69,8 @@ def random_sequences(random, cache):
     return sequences
 
 
-@pytest.mark.parametrize("seed", range(25))
-@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+@together("seed", range(25))
+@together("rules", RULES.values())
 def test_a_swap_in_and_a_step_succeed_without_shortage(rules, seed):
     random = np.random.default_rng(seed)
     caches = bool(random.random() < 0.5)
@@ -88,8 +89,8 @@ def test_a_swap_in_and_a_step_succeed_without_shortage(rules, seed):
     cache.check_invariants()
 
 
-@pytest.mark.parametrize("seed", range(40))
-@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+@together("seed", range(40))
+@together("rules", RULES.values())
 def test_shortage_is_exactly_the_number_of_slots_that_swap_in_and_step_lack(rules, seed):
     """Forks share states in the cache and in the spaces, and others hold all free slots but some."""
     random = np.random.default_rng(seed)

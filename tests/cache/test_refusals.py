@@ -21,9 +21,10 @@ from pagecore import (
 from pagecore.cache.step import prepare
 from pagecore.index import StepBuffers
 from tests.cache.caches import SPEC, advance, make, make_static, normal
+from tests.together import together
 
 
-@pytest.mark.parametrize(
+@together(
     ("options", "error"),
     [
         ({"prefix_cache": "yes"}, UnsupportedOption),

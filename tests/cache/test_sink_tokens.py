@@ -12,6 +12,7 @@ from pagecore.index import RadixTree
 from tests.cache.caches import advance
 from tests.cache.test_chunks import prefix_codes
 from tests.reference.attention import allowed
+from tests.together import together
 
 FULL = AttentionSpec(2, 8, dtype="float32", num_query_heads=4)
 
@@ -110,9 +111,9 @@ def demand_of(window, sink_tokens, lookahead, num_tokens, block_size, step_token
     return most
 
 
-@pytest.mark.parametrize("block_size", [1, 2, 3, 4])
-@pytest.mark.parametrize("step_tokens", [1, 3, 8])
-@pytest.mark.parametrize(("window", "sink_tokens", "lookahead"), [(1, 1, 0), (4, 4, 2), (5, 3, 0), (8, 2, 8)])
+@together("block_size", [1, 2, 3, 4])
+@together("step_tokens", [1, 3, 8])
+@together(("window", "sink_tokens", "lookahead"), [(1, 1, 0), (4, 4, 2), (5, 3, 0), (8, 2, 8)])
 def test_the_demand_is_the_most_that_any_sequence_holds(window, sink_tokens, lookahead, step_tokens, block_size):
     group = Group(spec(window, sink_tokens, lookahead), 1)
     expected = max(

@@ -6,6 +6,7 @@ import pytest
 from pagecore import AttentionSpec, Plane, as_tensor
 from pagecore.errors import DeviceError, NotEnoughMemory, ShapeError, UnsupportedDtype, UnsupportedOption
 from tests.cache.caches import SPEC, Planes, make_static, normal, stored
+from tests.together import together
 
 
 class Liar:
@@ -41,7 +42,7 @@ BAD_POSITIONS = [
 ]
 
 
-@pytest.mark.parametrize("position", BAD_POSITIONS, ids=lambda p: type(p).__name__)
+@together("position", BAD_POSITIONS)
 def test_an_invalid_position_is_refused_and_nothing_is_written(position):
     cache = make_static()
     with pytest.raises(ShapeError, match="position is"):

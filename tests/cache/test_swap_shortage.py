@@ -11,6 +11,7 @@ from pagecore import (
 )
 from pagecore.cache import SwapSpace
 from tests.cache.caches import SPEC, WINDOWED, advance, make
+from tests.together import together
 
 
 def test_shortage_counts_the_blocks_of_swap_in_and_step():
@@ -53,7 +54,7 @@ def test_invalid_arguments_of_shortage_are_refused():
         cache.check_invariants()
 
 
-@pytest.mark.parametrize("seed", range(40))
+@together("seed", range(40))
 def test_shortage_is_exactly_the_number_of_blocks_that_swap_in_and_step_lack(seed):
     """Forks are truncated at random, so that blocks are shared in every way; then all are swapped in and write."""
     random = np.random.default_rng(seed)
@@ -104,7 +105,7 @@ def test_blocks_that_others_hold_do_not_become_free_between_steps(prefix_cache, 
     assert cache.try_prepare([child], 1) is None
 
 
-@pytest.mark.parametrize("seed", range(60))
+@together("seed", range(60))
 def test_steps_succeed_if_no_block_is_short(seed):
     random = np.random.default_rng(seed)
     blocks = [60, int(random.integers(8, 16))]

@@ -16,6 +16,7 @@ from pagecore.index import (
     StepBuffers,
 )
 from tests.faults import undisturbed
+from tests.together import together
 
 pytestmark = pytest.mark.slow
 
@@ -287,8 +288,8 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("name", TREE_CALLS)
+@together("options", OPTIONS)
+@together("name", TREE_CALLS)
 def test_a_call_of_a_tree_is_all_or_nothing(name, options):
     check_every_allocation(lambda: TreeState(**OPTIONS[options]), TREE_CALLS[name])
 

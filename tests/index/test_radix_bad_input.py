@@ -5,9 +5,10 @@ import pytest
 from pagecore.errors import DoubleFree, InvalidBlock, InvalidSequence, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.index import RadixTree
 from tests.index.radix import snapshot
+from tests.together import together
 
 
-@pytest.mark.parametrize(
+@together(
     ("tokens", "ids", "options", "error"),
     [
         ([1.0, 2.0], [1], {}, UnsupportedDtype),

@@ -12,6 +12,7 @@ from pagecore.errors import (
     UnsupportedDtype,
 )
 from pagecore.index import RequestTable
+from tests.together import together
 
 
 def snapshot(requests):
@@ -53,7 +54,7 @@ def test_an_allocation_that_fails_takes_no_row(requests, n, error):
     assert requests.allocate(1).tolist() == [3]
 
 
-@pytest.mark.parametrize(
+@together(
     ("rows", "error"),
     [(3, InvalidSequence), (4, InvalidSequence), (-1, InvalidSequence), (2**40, InvalidSequence),
      (-(2**80), InvalidSequence), ([0, 1, 0], InvalidSequence), ([0, 3], InvalidSequence),
@@ -142,7 +143,7 @@ def test_read_returns_a_copy(requests):
     assert requests.read(0).tolist() == [42, 17, 88]
 
 
-@pytest.mark.parametrize(
+@together(
     ("arguments", "error"),
     [
         (([0], [4], [1, 2, 3]), ShapeError),

@@ -14,6 +14,7 @@ from pagecore.errors import (
 from pagecore.index import BlockPool, SlotAllocator
 from tests.index.slots import make as make_allocator
 from tests.index.slots import snapshot
+from tests.together import together
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def allocator():
     return make_allocator()
 
 
-@pytest.mark.parametrize(
+@together(
     ("call", "error"),
     [
         (lambda a, **out: a.allocate(-1, **out), ShapeError),
@@ -154,7 +155,7 @@ def test_slots_that_may_not_be_freed_are_refused_and_nothing_changes(allocator, 
     assert snapshot(allocator) == before
 
 
-@pytest.mark.parametrize(
+@together(
     "out",
     [
         np.zeros(2, np.int64),
@@ -173,7 +174,7 @@ def test_slots_that_may_not_be_freed_are_refused_and_nothing_changes(allocator, 
         "out",
     ],
 )
-@pytest.mark.parametrize(
+@together(
     "call",
     [
         lambda a, out: a.allocate(3, out),

@@ -58,7 +58,7 @@ def test_a_row_that_is_not_in_use_is_refused(two_groups, name, row):
         getattr(two_groups, name)(row)
 
 
-@pytest.mark.parametrize(
+@together(
     ("call", "error"),
     [
         (lambda t: t.extend([0, 1], [1, -1]), ShapeError),

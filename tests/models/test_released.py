@@ -15,6 +15,7 @@ from pagecore.models import read_model_config, specs_from_config
 from pagecore.models.parameters import Kind, count_parameters, vision_tower, weight_format
 from tests.capabilities import require
 from tests.models.meta import on_meta_device
+from tests.together import together
 
 RELEASED = json.loads(Path(__file__).with_name("released.json").read_text())
 GROK_LAYER = 4 * 6144 + 2 * 6144 * (6144 + 1024) + 8 * 6144 + 8 * 3 * 6144 * 32768
@@ -75,7 +76,7 @@ def test_every_released_config_is_expected():
     assert EXPECTED.keys() == RELEASED.keys()
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@together("name", EXPECTED)
 def test_sizes_of_a_released_config(name):
     (layers, kv_heads, dim), parameters, weights = EXPECTED[name]
     specs = [spec for spec in read_model_config(RELEASED[name]).layers if not isinstance(spec, StateSpec)]

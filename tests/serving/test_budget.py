@@ -19,6 +19,7 @@ from pagecore.serving.budget import (
 )
 from pagecore.serving.planner import plan_memory, plan_model
 from tests.models.parameters.test_count import RECORDED, config_of
+from tests.together import together
 
 GIB, MIB = 1 << 30, 1 << 20
 LLAMA = json.loads((Path(__file__).parents[1] / "models" / "llama-3.1-8b.json").read_text())
@@ -80,10 +81,10 @@ def test_worked_example_22_factors_of_vision_towers(layers, hidden, factor):
     assert vision_factor(layers, hidden) == pytest.approx(factor, abs=1e-6)
 
 
-@pytest.mark.parametrize("gib", [16, 24, 40, 80, 141, 192])
-@pytest.mark.parametrize("ranks", [1, 4, 8])
-@pytest.mark.parametrize("groups", [1, 8])
-@pytest.mark.parametrize("draft", [None, "standalone", "eagle", "ngram"])
+@together("gib", [16, 24, 40, 80, 141, 192])
+@together("ranks", [1, 4, 8])
+@together("groups", [1, 8])
+@together("draft", [None, "standalone", "eagle", "ngram"])
 def test_reserves_equal_the_formula(gib, ranks, groups, draft):
     preset = preset_for(gib * GIB, ranks)
     chunk, batch = preset.chunked_prefill_size, preset.graph_batch
@@ -252,8 +253,8 @@ def test_a_config_without_a_size_is_refused_by_name_and_weights_in_bytes_need_no
 STRANGE = [None, 0, -1, 1.5, "1", "many", b"1", [], object(), float("nan"), True, 2**31, 10**400, {"a": 1}]
 
 
-@pytest.mark.parametrize("name", ["device_memory", "ranks", *DeviceOptions.__dataclass_fields__])
-@pytest.mark.parametrize("value", STRANGE, ids=lambda value: type(value).__name__)
+@together("name", ["device_memory", "ranks", *DeviceOptions.__dataclass_fields__])
+@together("value", STRANGE)
 def test_foreign_values_are_accepted_or_raise_our_errors(name, value):
     try:
         if name in ("device_memory", "ranks"):

@@ -13,6 +13,7 @@ from pagecore.serving.plan_tables import context_columns, group_columns, plan_ro
 from pagecore.serving.planner import blocks_held, plan_memory, plan_model
 from pagecore.storage import AttentionSpec, KVPool
 from tests.models.published import PUBLISHED
+from tests.together import together
 
 LLAMA, GEMMA = PUBLISHED["llama-3-8b"], PUBLISHED["gemma-2-9b"]
 FULL = AttentionSpec(2, 8)
@@ -69,9 +70,9 @@ def most_held(spec, context, block_size):
     return most
 
 
-@pytest.mark.parametrize("block_size", [1, 3, 4])
-@pytest.mark.parametrize("window", [None, 1, 2, 3, 4, 5, 8, 9, 10])
-@pytest.mark.parametrize("context", [1, 4, 5, 40])
+@together("block_size", [1, 3, 4])
+@together("window", [None, 1, 2, 3, 4, 5, 8, 9, 10])
+@together("context", [1, 4, 5, 40])
 def test_a_request_holds_the_blocks_of_the_formula(context, window, block_size):
     spec = AttentionSpec(1, 8, window=window)
     assert most_held(spec, context, block_size) == blocks_held(spec, context, block_size)
@@ -199,8 +200,8 @@ STRANGE = [
 ARGUMENTS = ["specs", "memory", "ranks", "block_size", "context"]
 
 
-@pytest.mark.parametrize("name", ARGUMENTS)
-@pytest.mark.parametrize("value", STRANGE, ids=lambda value: type(value).__name__)
+@together("name", ARGUMENTS)
+@together("value", STRANGE)
 def test_foreign_values_are_accepted_or_raise_our_errors(name, value):
     arguments = {"specs": FULL, "memory": 10**7, "ranks": 1, "block_size": 16, "context": [100]} | {name: value}
     with contextlib.suppress(PagecoreError):

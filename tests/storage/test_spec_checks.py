@@ -18,6 +18,7 @@ from pagecore.cache import PagedCacheConfig
 from pagecore.errors import PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.serving.planner import blocks_held, plan_memory
 from pagecore.storage.specs.spec import check_spec
+from tests.together import together
 
 KEY, VALUE = Plane("key", (2, 8), "float32"), Plane("value", (2, 8), "float32")
 STATE = Plane("state", (4, 16), "float32", per="sequence")
@@ -75,7 +76,7 @@ STORES = [pool, blocks_for, counted, counted_by_memory, planned]
 ATTENDS = [paged, paged_by_memory, paged_in_a_list, configured, static]
 
 
-@pytest.mark.parametrize(
+@together(
     ("spec", "error", "says"),
     [
         (Own(STATE), UnsupportedOption, "'state' per sequence, as recurrent states are"),
@@ -95,14 +96,14 @@ ATTENDS = [paged, paged_by_memory, paged_in_a_list, configured, static]
         (Own((2, 8)), UnsupportedOption, r"\(2, 8\) among its planes"),
     ],
 )
-@pytest.mark.parametrize("make", [*STORES, *ATTENDS])
+@together("make", [*STORES, *ATTENDS])
 def test_an_unsupported_spec_is_refused_at_first_use(make, spec, error, says):
     with pytest.raises(error, match=says):
         make(spec)
 
 
-@pytest.mark.parametrize("planes", [5, None, "key", KEY])
-@pytest.mark.parametrize("make", [*STORES, *ATTENDS])
+@together("planes", [5, None, "key", KEY])
+@together("make", [*STORES, *ATTENDS])
 def test_planes_that_are_not_a_tuple_of_planes_are_refused(make, planes):
     spec = Own()
     spec.planes = planes
@@ -110,8 +111,8 @@ def test_planes_that_are_not_a_tuple_of_planes_are_refused(make, planes):
         make(spec)
 
 
-@pytest.mark.parametrize("spec", [None, 7, "llama", KEY, AttentionSpec, np.zeros(3), [[AttentionSpec(2, 8)]]])
-@pytest.mark.parametrize("make", [*STORES, *ATTENDS])
+@together("spec", [None, 7, "llama", KEY, AttentionSpec, np.zeros(3), [[AttentionSpec(2, 8)]]])
+@together("make", [*STORES, *ATTENDS])
 def test_an_object_that_is_not_a_spec_is_refused(make, spec):
     with pytest.raises(UnsupportedOption, match=r"expected a spec|give a spec"):
         make(spec)
@@ -130,15 +131,15 @@ UNATTENDED = [
 ]
 
 
-@pytest.mark.parametrize(("spec", "error", "says"), UNATTENDED)
-@pytest.mark.parametrize("make", ATTENDS)
+@together(("spec", "error", "says"), UNATTENDED)
+@together("make", ATTENDS)
 def test_keys_and_values_that_cannot_be_attended_are_refused_by_a_cache_with_bytes(make, spec, error, says):
     with pytest.raises(error, match=says):
         make(spec)
 
 
-@pytest.mark.parametrize("spec", [LATENT, *(spec for spec, _, _ in UNATTENDED)])
-@pytest.mark.parametrize("make", STORES)
+@together("spec", [LATENT, *(spec for spec, _, _ in UNATTENDED)])
+@together("make", STORES)
 def test_planes_that_are_only_stored_or_counted_may_be_any(make, spec):
     make(spec)
 

@@ -16,6 +16,7 @@ from pagecore.models.config_files.fields import Fields
 from pagecore.models.parameters import count_parameters, vision_tower
 from tests.models.hybrids import HYBRIDS
 from tests.models.published import PUBLISHED
+from tests.together import together
 
 WRONG = (object(), {1: 2}, [[["x"]]], math.nan, math.inf)
 RIGHT = {
@@ -33,7 +34,7 @@ RIGHT = {
 }
 
 
-@pytest.mark.parametrize("name", FIELD_TYPES)
+@together("name", FIELD_TYPES)
 def test_values_of_another_type_are_refused_by_the_name_of_the_field(name):
     expected = FIELD_TYPES[name].expected
     for value in WRONG:
@@ -47,7 +48,7 @@ def test_values_of_another_type_are_refused_by_the_name_of_the_field(name):
                 read(f"attn_config.{name}")
 
 
-@pytest.mark.parametrize("name", FIELD_TYPES)
+@together("name", FIELD_TYPES)
 def test_values_of_the_type_null_and_missing_fields_are_accepted(name):
     for value in RIGHT[FIELD_TYPES[name].expected]:
         assert Fields({name: value}, "config.json").given(name) == value

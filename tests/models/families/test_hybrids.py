@@ -13,6 +13,7 @@ from pagecore.models.families.registry import FAMILIES
 from pagecore.storage import AttentionSpec, LatentSpec, StateSpec, TensorParallel
 from tests.models.built import BUILT
 from tests.models.hybrids import HYBRIDS, QWEN_3_NEXT
+from tests.together import together
 
 STORED = json.loads(Path(__file__).parents[1].joinpath("stored.json").read_text())
 FORMS = {
@@ -27,8 +28,8 @@ def planes_of(spec):
     return {plane.name: plane.shape for plane in spec.planes}
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", HYBRIDS)
+@together("form", FORMS)
+@together("name", HYBRIDS)
 def test_specs_equal_the_layers_that_transformers_builds(name, form):
     model = read_model_config(FORMS[form](name))
     expected = [STORED[name]["kinds"][kind] for kind in STORED[name]["layers"]]
@@ -66,7 +67,7 @@ def test_every_family_is_among_the_published_configs():
     } - BUILT
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
+@together("name", HYBRIDS)
 def test_reading_does_not_change_the_config(name):
     config = copy.deepcopy(HYBRIDS[name])
     specs_from_config(config)
@@ -118,7 +119,7 @@ def test_worked_example_d1_other_models():
         assert planes_of(state_of(HYBRIDS[name])) == planes
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
+@together("name", HYBRIDS)
 def test_two_ranks_hold_half_of_the_states(name):
     for spec in specs_from_config(HYBRIDS[name]):
         if isinstance(spec, StateSpec):

@@ -10,6 +10,7 @@ import pytest
 from pagecore.errors import PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.models import ConfigError, read_model_config, specs_from_config
 from tests.models.published import PUBLISHED
+from tests.together import together
 
 LLAMA = PUBLISHED["llama-3-8b"]
 VALUES = (None, True, -1, 0, 3, 2**70, 1.5, float("nan"), "x", "\ud800", b"x", [], [None], {}, object())
@@ -29,13 +30,13 @@ def test_a_missing_field_is_named(field):
         specs_from_config(config)
 
 
-@pytest.mark.parametrize("field", ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"])
-@pytest.mark.parametrize("value", [0, -1, True, "8", 8.0, 1.5, [8], 2**31, 10**30, {}])
+@together("field", ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"])
+@together("value", [0, -1, True, "8", 8.0, 1.5, [8], 2**31, 10**30, {}])
 def test_a_count_that_is_not_a_positive_integer_raises(field, value):
     assert f"{field} is " in refusal("llama-3-8b", {field: value})
 
 
-@pytest.mark.parametrize(
+@together(
     ("name", "changes", "reason"),
     [
         (

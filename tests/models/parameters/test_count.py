@@ -15,6 +15,7 @@ from pagecore.models.parameters.structures.registry import STRUCTURES
 from tests.capabilities import require
 from tests.models.meta import on_meta_device
 from tests.models.published import PUBLISHED
+from tests.together import together
 
 # Models of remote code or of engines, whose parameters are not known.
 UNCOUNTED = {"alice_ai", "dory", "gigachat3_5"}
@@ -38,7 +39,7 @@ def config_of(name):
     return RECORDED[name]["config"] if case is None else case["to_dict_adds"] | case["to_diff_dict"]
 
 
-@pytest.mark.parametrize("name", RECORDED)
+@together("name", RECORDED)
 def test_counts_equal_those_of_transformers(name):
     expected = RECORDED[name]["parameters"]
     if name == "longcat-flash":

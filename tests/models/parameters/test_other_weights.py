@@ -9,6 +9,7 @@ import pytest
 from pagecore.errors import UnsupportedOption
 from pagecore.models.parameters import Kind, count_parameters, weight_format
 from tests.models.parameters.test_weights import ATTENTION, MLP, SMALL, by_hand
+from tests.together import together
 
 SPQR = {"a.dense_weights.shape": 6400, "a.row_offsets.shape": 21, "a.col_vals.shape": 900, "a.in_perm.shape": [160]}
 SIDES = 2 * (ATTENTION + MLP)
@@ -102,7 +103,7 @@ def test_a_module_that_is_not_quantised_is_named_with_or_without_its_weight():
     assert weight_format(config).count_unquantised(count_parameters(config)) == 320 * 320
 
 
-@pytest.mark.parametrize(
+@together(
     ("quantised", "words"),
     [
         ({"quant_method": "gguf"}, 'quant_method is "gguf"'),

@@ -8,17 +8,18 @@ import pytest
 from pagecore import UnsupportedOption
 from pagecore.models import ConfigError, read_model_config
 from pagecore.models.parameters import count_parameters, vision_tower
+from tests.together import together
 
 CASES = json.loads(Path(__file__).parents[1].joinpath("encoders.json").read_text())
 NAMES = [f"{number}-{case['config']['model_type']}" for number, case in enumerate(CASES)]
 
 
-@pytest.mark.parametrize("case", CASES, ids=NAMES)
+@together("case", CASES)
 def test_counts_equal_those_of_transformers(case):
     assert count_parameters(case["config"]).total == case["parameters"]
 
 
-@pytest.mark.parametrize("case", CASES, ids=NAMES)
+@together("case", CASES)
 def test_stages_have_all_layers_once_and_a_copy_of_a_tied_head(case):
     config = case["config"]
     layers = read_model_config(config).num_layers
@@ -27,7 +28,7 @@ def test_stages_have_all_layers_once_and_a_copy_of_a_tied_head(case):
     assert sum(stages) - case["parameters"] in {0, 48 * 101, 24 * 101, 48 * 81}
 
 
-@pytest.mark.parametrize(
+@together(
     ("name", "path", "field"),
     [
         ("canary", ("encoder_config",), "subsampling_conv_channels"),
@@ -40,7 +41,7 @@ def test_stages_have_all_layers_once_and_a_copy_of_a_tied_head(case):
         ("voxtral_realtime", (), "downsample_factor"),
     ],
 )
-@pytest.mark.parametrize("value", ["wide", 3.5, -1, {"a": 1}, None])
+@together("value", ["wide", 3.5, -1, {"a": 1}, None])
 def test_fields_of_a_formula_are_checked(name, path, field, value):
     config = json.loads(json.dumps(next(case["config"] for case in CASES if case["config"]["model_type"] == name)))
     part = config

@@ -7,6 +7,7 @@ import pytest
 
 from pagecore.serving.pictures.palette import CACHED_COLOUR, PALETTE, colours_of, labels_of, readable_on
 from pagecore.serving.pictures.timeline import CACHED
+from tests.together import together
 
 # Simulation of colour vision deficiency on linear RGB, severity 1 (Machado, Oliveira and Fernandes, 2009).
 SIGHT = {
@@ -110,8 +111,8 @@ def test_a_map_without_runs_has_no_colours_and_no_labels():
     assert labels_of(np.ones((3, 3), np.int32), 4, 1) == labels_of(np.ones((3, 3), np.int32), 1, 4) == {}
 
 
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize(("height", "width"), [(1, 1), (2, 5), (4, 3)])
+@together("seed", range(20))
+@together(("height", "width"), [(1, 1), (2, 5), (4, 3)])
 def test_a_label_is_placed_in_a_box_of_its_own_run_if_there_is_one(seed, height, width):
     cells = striped(np.random.default_rng(seed))
     cells[:, ::9] *= -1

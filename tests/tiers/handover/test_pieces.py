@@ -12,6 +12,7 @@ from pagecore import AttentionSpec, KVPool, ShapeError
 from pagecore.tiers.handover._vectors import receive_pieces, scatter_pieces, send_pieces, sum_units
 from pagecore.tiers.handover.pieces import Units, is_head_outer, token_units
 from pagecore.tiers.handover.wire import batches
+from tests.together import together
 
 LAYOUTS = ["layerwise", "blockwise", "BNHD", "LCBNHD", "BLHCND", "LBHND"]
 
@@ -38,10 +39,10 @@ def twin(pool, block, first, count, heads, *, with_heads, without_heads, head_ou
     return out
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("head_outer", [True, False])
-@pytest.mark.parametrize("heads", [range(4), range(1, 3), range(3, 4), range(0)])
-@pytest.mark.parametrize("kind", [AttentionSpec(4, 8, dtype="float32"), AttentionSpec(4, 8, v_head_dim=4)])
+@together("layout", LAYOUTS)
+@together("head_outer", [True, False])
+@together("heads", [range(4), range(1, 3), range(3, 4), range(0)])
+@together("kind", [AttentionSpec(4, 8, dtype="float32"), AttentionSpec(4, 8, v_head_dim=4)])
 def test_units_have_the_bytes_of_the_twin(layout, head_outer, heads, kind):
     rng = np.random.default_rng(0)
     pool = KVPool(kind, 2, 7, 8, layout="layerwise" if layout == "BLHCND" and kind.v_head_dim else layout)
