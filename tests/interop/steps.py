@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,3 +69,14 @@ def make_step(dtype: str = "float32", layout: str | None = None) -> Step:
         torch.tensor([5, 1, 9], dtype=torch.int32),
         torch.tensor([0, 5, 6, 7], dtype=torch.int32),
     )
+
+
+def compile_whole(function: Callable[..., Any], backend: str, **options: Any) -> Callable[..., Any]:
+    """Compile a function as one graph.
+
+    Inductor calls torch's kernels for torch's own operators here, because g++ takes five seconds for a kernel. Writes
+    in place, strides and the order of calls are those of graphs with compiled kernels.
+    """
+    if backend == "inductor":
+        options["options"] = {"fallback_by_default": True}
+    return torch.compile(function, fullgraph=True, backend=backend, **options)

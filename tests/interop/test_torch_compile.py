@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pagecore import ops
-from tests.interop.steps import BLOCK, DIM, HEADS, KV_HEADS, make_step, torch
+from tests.interop.steps import BLOCK, DIM, HEADS, KV_HEADS, compile_whole, make_step, torch
 from tests.thinning import in_turn
 
 import pagecore.interop.torch as interop  # isort: skip  # after steps, which skips where torch is missing
@@ -14,6 +14,7 @@ import pagecore.interop.torch as interop  # isort: skip  # after steps, which sk
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 LAYOUTS = [None, "layerwise", "blockwise"]
 BACKENDS = ["eager", "aot_eager", "inductor"]
+COPIED = torch.tensor([[3, 8]])
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +48,7 @@ def layers(query, key, value, key_cache, value_cache, slots, table, lens, starts
                 query + factor, key_cache, value_cache, table, lens, cu_query_lens=starts, window=4, softcap=30.0
             )
         )
-    interop.copy_blocks([key_cache, value_cache], torch.tensor([[3, 8]]))
+    interop.copy_blocks([key_cache, value_cache], COPIED)
     first, lse = interop.paged_attention(
         query, key_cache, value_cache, table, lens, cu_query_lens=starts, return_lse=True
     )
@@ -68,7 +69,7 @@ def arguments(step):
 def test_a_full_graph_equals_eager_code(layout, backend, dtype):
     eager, compiled = make_step(dtype, layout), make_step(dtype, layout)
     expected = layers(*arguments(eager))
-    got = torch.compile(layers, fullgraph=True, backend=backend)(*arguments(compiled))
+    got = compile_whole(layers, backend)(*arguments(compiled))
     for one, other in zip(got, expected, strict=True):
         torch.testing.assert_close(one, other)
     torch.testing.assert_close(compiled.key_cache, eager.key_cache, rtol=0, atol=0)
@@ -76,21 +77,35 @@ def test_a_full_graph_equals_eager_code(layout, backend, dtype):
 
 
 def model(query, caches, slots, table, lens, starts):
+    attended = None
     for key_cache, value_cache in caches:
+        query = query if attended is None else query + attended
         key, value = query[:, :KV_HEADS] * 2, query[:, KV_HEADS:] + 1
         interop.write_kv(key, value, key_cache, value_cache, slots)
-        query = query + interop.paged_attention(query, key_cache, value_cache, table, lens, cu_query_lens=starts)
-    return query
+        attended = interop.paged_attention(query, key_cache, value_cache, table, lens, cu_query_lens=starts)
+    return attended
 
 
-@pytest.mark.parametrize(("layout", "dynamic"), in_turn(LAYOUTS, over=[[True, None]]))
-def test_inductor_writes_to_the_caches_in_place(layout, dynamic, written):
-    steps = [make_step(layout=layout) for _ in range(2)]
+@pytest.mark.parametrize(
+    ("layout", "dynamic", "compiled"),
+    [*in_turn(LAYOUTS, over=[[True, None], ["without kernels"]]), ("blockwise", None, "with kernels")],
+)
+def test_inductor_writes_to_the_caches_in_place(layout, dynamic, compiled, written):
+    steps, expected = ([make_step(layout=layout) for _ in range(2)] for _ in range(2))
     caches = [(step.key_cache, step.value_cache) for step in steps]
     first = steps[0]
     given = (first.slot_mapping, first.block_table, first.seq_lens, first.cu_query_lens)
-    torch.compile(model, fullgraph=True, dynamic=dynamic)(first.query, caches, *given)
+    if compiled == "with kernels":
+        compiled_model = torch.compile(model, fullgraph=True, dynamic=dynamic)
+    else:
+        compiled_model = compile_whole(model, "inductor", dynamic=dynamic)
+    got = compiled_model(first.query, caches, *given)
     assert written == [(key_cache.data_ptr(), value_cache.data_ptr()) for key_cache, value_cache in caches]
+    torch.testing.assert_close(
+        got, model(first.query, [(step.key_cache, step.value_cache) for step in expected], *given)
+    )
+    for step, twin in zip(steps, expected, strict=True):
+        torch.testing.assert_close((step.key_cache, step.value_cache), (twin.key_cache, twin.value_cache))
 
 
 def test_one_dynamic_graph_serves_every_number_of_tokens():
@@ -117,7 +132,7 @@ def both_planes(key, stacked, slots):
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_writes_reach_views_created_inside_the_graph(backend):
     step, stacked = make_step(), torch.zeros(2, 9, BLOCK, KV_HEADS, DIM)
-    torch.compile(both_planes, fullgraph=True, backend=backend)(step.key, stacked, step.slot_mapping)
+    compile_whole(both_planes, backend)(step.key, stacked, step.slot_mapping)
     expected = torch.zeros_like(stacked)
     both_planes(step.key, expected, step.slot_mapping)
     assert torch.equal(stacked, expected)
@@ -143,7 +158,7 @@ def test_planes_sliced_inside_the_graph_are_written_and_read(cut, backend):
         )
 
     step, whole, expected = make_step(), torch.zeros(shape), torch.zeros(shape)
-    compiled = torch.compile(layer, fullgraph=True, backend=backend, dynamic=False)
+    compiled = compile_whole(layer, backend, dynamic=False)
     for number in (2, 1) if backend == "aot_eager" else (1,):  # each has a graph of its own
         torch.testing.assert_close(compiled(step, whole, number), layer(step, expected, number))
     assert torch.equal(whole, expected)

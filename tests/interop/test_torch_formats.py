@@ -11,7 +11,7 @@ import pytest
 from pagecore import ops
 from pagecore.arrays.dtypes.formats import FORMATS
 from pagecore.errors import PagecoreError, UnsupportedOption
-from tests.interop.steps import torch
+from tests.interop.steps import compile_whole, torch
 from tests.thinning import in_turn
 
 import pagecore.interop.torch as interop  # isort: skip  # after steps, which skips where torch is missing
@@ -122,16 +122,18 @@ def test_codes_scales_and_attention_equal_those_of_pagecore(format):
     ("format", "backend"), [*in_turn(["float8_e4m3fn", "int8_token", "nvfp4"], over=[BACKENDS]), ("nvfp4", BACKENDS[1])]
 )
 def test_a_full_graph_writes_codes_and_scales_in_place(format, backend):
+    lengths = where()
+
     def layer(key, value, query, slots, stored):
         interop.write_kv(key, value, *stored.codes, slots, **stored.options)
-        return interop.paged_attention(query, *stored.codes, **where(), **stored.options)
+        return interop.paged_attention(query, *stored.codes, **lengths, **stored.options)
 
     torch._dynamo.reset()
     eager, compiled = caches(format), caches(format)
     key, value, query, slots = step()
     with torch.inference_mode():
         expected = layer(key, value, query, slots, eager)
-        attended = torch.compile(layer, fullgraph=True, backend=backend)(key, value, query, slots, compiled)
+        attended = compile_whole(layer, backend)(key, value, query, slots, compiled)
     assert eager.equal(compiled)
     assert torch.equal(attended, expected)
 

@@ -8,7 +8,7 @@ import pytest
 from pagecore import ops
 from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.ops.cuda.schedule._schedule import plan_shape
-from tests.interop.steps import BLOCK, DIM, HEADS, KV_HEADS, make_step, torch
+from tests.interop.steps import BLOCK, DIM, HEADS, KV_HEADS, compile_whole, make_step, torch
 
 import pagecore.interop.torch as interop  # isort: skip  # after steps, which skips where torch is missing
 
@@ -148,7 +148,7 @@ def arguments(step):
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_full_graph_plans_and_attends(backend, shared):
     step = make_step()
-    compiled = torch.compile(layers, fullgraph=True, backend=backend)
+    compiled = compile_whole(layers, backend)
     torch.testing.assert_close(compiled(*arguments(step), shared=shared), layers(*arguments(step), shared=True))
 
 
