@@ -54,6 +54,18 @@ def computed(model):
     hook.remove()
 
 
+@contextmanager
+def compiled(model):
+    """Let torch.compile trace the forward passes of a model."""
+    torch.compiler.reset()
+    model.forward = torch.compile(model.forward, backend="eager")
+    try:
+        yield
+    finally:
+        del model.forward
+        torch.compiler.reset()
+
+
 class Failure(Exception):
     pass
 

@@ -21,7 +21,7 @@ from tests.interop.families import (
     prompts,
     torch,
 )
-from tests.interop.generations import computed, expect, run
+from tests.interop.generations import compiled, computed, expect, run
 from tests.models.published import LLAMA_4_SCOUT, PUBLISHED
 
 from pagecore.interop.transformers.layers import latents  # isort: skip  # after families, which skips
@@ -83,12 +83,13 @@ def test_latents_take_fewer_bytes_than_expanded_keys():
 @EVERY_FAMILY
 def test_begin_reuses_the_latents_of_a_prefix(family):
     model, ids = make_model(family), prompts(2, 13)
-    expected = expect(model, ids)
+    few = {"max_new_tokens": 4}
+    expected = expect(model, ids, **few)
     cache = make_cache(model)
-    assert run(model, ids, cache) == expected
+    assert run(model, ids, cache, **few) == expected
     assert cache.begin(ids) == 12
     with computed(model) as columns:
-        assert run(model, ids, cache) == expected
+        assert run(model, ids, cache, **few) == expected
     assert columns[0] == 1
 
 
@@ -259,15 +260,13 @@ def test_copies_of_a_model_expand_with_their_own_weights():
 
 
 def test_a_compiled_model_gives_equal_tokens():
-    model, ids = fresh("youtu", num_hidden_layers=1), prompts()  # another layer is compiled for a second
-    expected = expect(model, ids)
-    torch.compiler.reset()
-    cache = make_cache(model)
-    model.forward = torch.compile(model.forward, backend="eager")
-    try:
-        assert run(model, ids, cache) == expected
-    finally:
-        torch.compiler.reset()
+    """A Llama compiles passes of several columns, too: each number of columns is traced for seconds."""
+    model, ids = fresh("youtu", num_hidden_layers=1), prompts()
+    expected, cache = expect(model, ids, max_new_tokens=4), make_cache(model)
+    logits(model, ids[:, :-1], cache)
+    with compiled(model), computed(model) as columns:
+        assert run(model, ids, cache, max_new_tokens=4) == expected
+    assert columns == [1] * 4
 
 
 def test_every_family_with_latents_is_compared():
