@@ -104,6 +104,7 @@ class Bench:
         self.facts: dict[str, object] = {}
         self.notes: list[str] = []
         self.failures: list[dict[str, str]] = []
+        self._figures_as_json: list[dict[str, Any]] = []
         self._clock = clock
         self._write = write
         self._on_change = on_change
@@ -205,9 +206,10 @@ class Bench:
             self._write(line)
 
     def as_json(self) -> dict[str, Any]:
-        """Return figures, facts, notes and failures as plain values."""
+        """Return figures, facts, notes and failures as plain values; each figure is converted once."""
+        self._figures_as_json += [figure.as_json() for figure in self.figures[len(self._figures_as_json) :]]
         return {
-            "figures": [figure.as_json() for figure in self.figures],
+            "figures": list(self._figures_as_json),
             "facts": self.facts,
             "notes": self.notes,
             "failures": self.failures,
