@@ -32,34 +32,37 @@ for name in names:
 """
 
 
-def run_python(*arguments, **environment):
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=ROOT,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+AS_MODULE = """
+import os, runpy, sys
+os.environ["PAGECORE_PEERS"] = sys.argv.pop(1)
+runpy.run_module("bench", run_name="__main__")
+"""
 
 
-def run_bench(*arguments, **environment):
-    return run_python("-m", "bench", *arguments, **environment)
+@pytest.fixture
+def run_bench(interpreters, tmp_path):
+    """Run ``python -m bench`` with these arguments; the packages of peers are expected in `tmp_path`."""
+    interpreter = interpreters.with_modules("pagecore")
+    return lambda *arguments: interpreter.run(AS_MODULE, str(tmp_path), *map(str, arguments))
+
+
+def hidden(tmp_path_factory, name):
+    """Return a folder that hides a module if it is on the path."""
+    folder = tmp_path_factory.mktemp("hidden")
+    (folder / f"{name}.py").write_text(f"raise ImportError('{name} is hidden')\n")
+    return folder
 
 
 @pytest.fixture(scope="module")
 def without_torch(tmp_path_factory):
-    """Folder on the path that hides torch."""
-    folder = tmp_path_factory.mktemp("hidden")
-    (folder / "torch.py").write_text("raise ImportError('torch is hidden')\n")
-    return str(folder)
+    return hidden(tmp_path_factory, "torch")
 
 
 @pytest.fixture(scope="module")
-def smoke(tmp_path_factory, without_torch):
+def smoke(tmp_path_factory, without_torch, interpreters):
     """Output and JSON by bench of a smoke run of every bench, without torch."""
     folder = tmp_path_factory.mktemp("bench")
-    ran = run_python("-c", IN_ONE_PROCESS, folder, *NAMES, PYTHONPATH=without_torch)
+    ran = interpreters.with_modules("pagecore").run(IN_ONE_PROCESS, str(folder), *NAMES, path=[without_torch])
     assert ran.returncode == 0, ran.stderr
     return ran.stdout, {name: json.loads((folder / f"{name}.json").read_text()) for name in NAMES}
 
@@ -67,7 +70,9 @@ def smoke(tmp_path_factory, without_torch):
 def test_several_benches_write_a_file_each_and_draw_on_request(without_torch, tmp_path):
     folder, picture = tmp_path / "new", tmp_path / "out.png"
     plot = ["--plot", picture] if find_spec("matplotlib") else []
-    ran = run_bench("prepare", "cpu_attention", "--smoke", "--json", folder, *plot, PYTHONPATH=without_torch)
+    command = [sys.executable, "-m", "bench", "prepare", "cpu_attention", "--smoke", "--json", folder, *plot]
+    environment = os.environ | {"PYTHONPATH": str(without_torch)}
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert {path.name for path in folder.iterdir()} == {"prepare.json", "cpu_attention.json"}
     assert "\nprepare: " in ran.stdout
@@ -76,7 +81,7 @@ def test_several_benches_write_a_file_each_and_draw_on_request(without_torch, tm
     assert picture.read_bytes().startswith(b"\x89PNG\r\n")
 
 
-def test_without_a_name_every_bench_is_listed_on_a_line():
+def test_without_a_name_every_bench_is_listed_on_a_line(run_bench):
     ran = run_bench()
     assert ran.returncode == 0, ran.stderr
     lines = ran.stdout.splitlines()
@@ -120,12 +125,13 @@ def test_without_torch_its_controls_are_left_out_and_a_line_says_so(smoke):
 
 
 @pytest.fixture(scope="module")
-def with_torch(tmp_path_factory):
-    """Figures by bench of smoke runs with torch, in one process: its import takes longer than a bench."""
-    folder = tmp_path_factory.mktemp("with_torch")
+def with_torch(tmp_path_factory, interpreters):
+    """Figures by bench of smoke runs with torch and without JAX, in one process: its import takes longer than each."""
+    folder, without_jax = tmp_path_factory.mktemp("with_torch"), hidden(tmp_path_factory, "jax")
     names = ("cpu_write", "cpu_attention", "dispatch")
-    ran = run_python("-c", IN_ONE_PROCESS, folder, *names)
+    ran = interpreters.run_with_frameworks(["torch"], IN_ONE_PROCESS, str(folder), *names, path=[without_jax])
     assert ran.returncode == 0, ran.stderr
+    assert "JAX is left out, because it is not installed" in ran.stdout
     reports = {name: json.loads((folder / f"{name}.json").read_text()) for name in names}
     return {name: report["results"][name]["figures"] for name, report in reports.items()}
 
@@ -153,7 +159,7 @@ def test_dispatch_compares_torch_with_the_plain_call_and_with_its_own_arrays(tor
         assert list(figure["controls"]) == ["pagecore.Tensor", "pagecore's function, torch arrays"]
 
 
-def test_replay_takes_a_trace_and_a_number_of_requests(tmp_path):
+def test_replay_takes_a_trace_and_a_number_of_requests(run_bench, tmp_path):
     line = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}
     trace, out = tmp_path / "small.jsonl", tmp_path / "out.json"
     trace.write_text((json.dumps(line) + "\n") * 9)
@@ -165,8 +171,8 @@ def test_replay_takes_a_trace_and_a_number_of_requests(tmp_path):
 
 
 @pytest.mark.parametrize("peer", PEERS)
-def test_a_peer_that_is_missing_is_refused_with_its_recipe_before_anything_runs(peer, tmp_path):
-    ran = run_bench("prepare", "--peer", peer, PAGECORE_PEERS=str(tmp_path))
+def test_a_peer_that_is_missing_is_refused_with_its_recipe_before_anything_runs(peer, run_bench, tmp_path):
+    ran = run_bench("prepare", "--peer", peer)
     assert ran.returncode == 2
     assert "pip download" in ran.stderr
     assert str(tmp_path) in ran.stderr

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bench import cli
+from bench import cli, peers
 from bench.harness import machine
 from bench.harness.runner import Bench
 from bench.index import prefix
@@ -184,8 +184,7 @@ def test_a_figure_is_refused_if_a_lookup_finds_something_else(kind):
 
 def test_each_load_has_every_figure_warm_and_cold(tmp_path):
     path = tmp_path / "out.json"
-    ran = run_bench("prefix", "--smoke", "--json", path)
-    assert ran.returncode == 0, ran.stderr
+    assert cli.main(["prefix", "--smoke", "--json", str(path)]) == 0
     names = [figure["name"] for figure in json.loads(path.read_text())["results"]["prefix"]["figures"]]
     for block_size in prefix.BLOCK_SIZES:
         mine = [name for name in names if f"block {block_size}:" in name]
@@ -231,11 +230,14 @@ def test_for_prefix_alone_a_peer_has_no_section_of_its_own(names, loaded, sectio
 
 
 @pytest.mark.parametrize("peer", ["sglang", "vllm"])
-def test_a_peer_that_is_missing_is_refused_with_its_recipe_before_anything_runs(peer, tmp_path):
-    ran = run_bench("prefix", "--peer", peer, PAGECORE_PEERS=str(tmp_path))
-    assert ran.returncode == 2
-    assert "pip download" in ran.stderr
-    assert ran.stdout == ""
+def test_a_peer_that_is_missing_is_refused_with_its_recipe_before_anything_runs(peer, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(peers, "HOME", tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["prefix", "--peer", peer])
+    assert ended.value.code == 2
+    shown = capsys.readouterr()
+    assert "pip download" in shown.err
+    assert shown.out == ""
 
 
 def run_bench(*arguments, **environment):
