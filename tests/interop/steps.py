@@ -71,6 +71,10 @@ def make_step(dtype: str = "float32", layout: str | None = None) -> Step:
     )
 
 
+# The checks of torch.library.opcheck but for its trace with symbolic shapes, which takes most of the time.
+WITHOUT_TRACE = {"test_utils": ("test_schema", "test_autograd_registration", "test_faketensor")}
+
+
 def compile_whole(function: Callable[..., Any], backend: str, **options: Any) -> Callable[..., Any]:
     """Compile a function as one graph.
 

@@ -13,7 +13,7 @@ import pagecore
 from pagecore import AttentionSpec, PagedKVCache, ops
 from pagecore.arrays import as_tensor
 from pagecore.errors import UnsupportedDtype, UnsupportedOption
-from tests.interop.steps import BLOCK, DIM, DTYPES, HEADS, KV_HEADS, make_step, torch
+from tests.interop.steps import BLOCK, DIM, DTYPES, HEADS, KV_HEADS, WITHOUT_TRACE, make_step, torch
 from tests.thinning import in_turn
 
 import pagecore.interop.torch as interop  # isort: skip  # after steps, which skips where torch is missing
@@ -41,12 +41,17 @@ OPTIONS = {
 # ---- torch.library.opcheck
 
 
+def opcheck(operator, dtype, arguments, options=()):
+    """Check an operator; dtypes do not change how it is traced, so that one of them is enough."""
+    torch.library.opcheck(operator, arguments, dict(options), **({} if dtype == "bfloat16" else WITHOUT_TRACE))
+
+
 SCALES = [{}, {"key_scale": HEAD_NUMBERS, "value_scale": HEAD_NUMBERS}]
 
 
 @pytest.mark.parametrize(("planes", "scales"), in_turn(PLANES, over=[SCALES]))
 def test_write_kv_passes_opcheck(planes, scales):
-    torch.library.opcheck(torch.ops.pagecore.write_kv.default, make_step(*planes).written, scales)
+    opcheck(torch.ops.pagecore.write_kv.default, planes[0], make_step(*planes).written, scales)
 
 
 VARIANTS = ["paged_attention", "paged_attention_lse", "paged_attention_out"]
@@ -57,21 +62,21 @@ def test_paged_attention_passes_opcheck(planes, name):
     step = make_step(*planes)
     options = {"cu_query_lens": step.cu_query_lens, "window_left": 4, "sinks": torch.zeros(HEADS)}
     out = [torch.empty_like(step.query)] if name == "paged_attention_out" else []
-    torch.library.opcheck(getattr(torch.ops.pagecore, name).default, (*step.attended, *out), options)
+    opcheck(getattr(torch.ops.pagecore, name).default, planes[0], (*step.attended, *out), options)
 
 
 @EVERY_DTYPE
 def test_merge_attention_passes_opcheck(dtype):
     outs = torch.randn(2, 5, HEADS, DIM).to(getattr(torch, dtype))
     lses = torch.randn(2, 5, HEADS)
-    torch.library.opcheck(torch.ops.pagecore.merge_attention.default, (outs[0], lses[0], outs[1], lses[1]))
+    opcheck(torch.ops.pagecore.merge_attention.default, dtype, (outs[0], lses[0], outs[1], lses[1]))
 
 
 @pytest.mark.parametrize(("planes", "options"), in_turn(PLANES, over=[[{}, {"independent": True}]]))
 def test_copy_blocks_passes_opcheck(planes, options):
     step = make_step(*planes)
     pairs = torch.tensor([[1, 4], [2, 5]])
-    torch.library.opcheck(torch.ops.pagecore.copy_blocks.default, ([step.key_cache, step.value_cache], pairs), options)
+    opcheck(torch.ops.pagecore.copy_blocks.default, planes[0], ([step.key_cache, step.value_cache], pairs), options)
 
 
 # ---- parity with pagecore's own functions

@@ -11,7 +11,8 @@ from pagecore.errors import ShapeError
 from tests.interop.families import EOS, PAD, dynamic_cache, left_padded, make_cache, make_model, prompts, torch
 from tests.interop.generations import WINDOWED, computed, expect, run
 
-SHORT = {"max_new_tokens": 5}
+SHORT = {"max_new_tokens": 3}
+LONGER = {"max_new_tokens": 5}  # some drafts are accepted
 
 
 def alone(model, ids, mask=None, **options):
@@ -36,7 +37,7 @@ def test_repeated_and_other_prompts_begin_a_new_generation(family):
 
 
 @WINDOWED
-@pytest.mark.parametrize("column", [0, 9, 17])
+@pytest.mark.parametrize("column", [0, 9, 15])
 def test_a_longer_prompt_continues_only_if_it_starts_with_every_token(family, column):
     model, ids = make_model(family), prompts(2, 14)
     cache = make_cache(model)
@@ -66,7 +67,7 @@ def test_padding_is_compared_with_the_prompt(family):
     cache, mask = make_cache(model), left_padded(ids)
     text = check_equal(model, cache, ids, mask)
     longer = torch.cat([text, prompts(2, 3, seed=1)], dim=1)
-    seen = torch.cat([mask, torch.ones(2, 8, dtype=torch.long)], dim=1)
+    seen = torch.cat([mask, torch.ones(2, 6, dtype=torch.long)], dim=1)
     check_equal(model, cache, longer, seen)
     check_equal(model, cache, ids, mask)
     check_equal(model, cache, longer)  # equal ids without padding
@@ -137,12 +138,12 @@ def test_generation_modes_with_a_cache_of_other_prompts(family, options):
     cache = make_cache(model)
     text = ids
     for prompt in (ids, ids, prompts(1, 14, seed=1), ids[:, :9]):
-        text = torch.tensor(alone(model, prompt))
-        assert run(model, prompt, cache, **SHORT | options) == text.tolist()
+        text = torch.tensor(alone(model, prompt, **LONGER))
+        assert run(model, prompt, cache, **LONGER | options) == text.tolist()
     text = torch.cat([text, prompts(1, 4, seed=2)], dim=1)
-    assert run(model, text, cache, **SHORT | options) == alone(model, text)
+    assert run(model, text, cache, **LONGER | options) == alone(model, text, **LONGER)
     cache.begin(ids)
-    assert run(model, ids, cache, **SHORT | options) == alone(model, ids)
+    assert run(model, ids, cache, **LONGER | options) == alone(model, ids, **LONGER)
     cache.kv.check_invariants()
 
 
@@ -150,8 +151,8 @@ def test_assisted_generation_with_a_cache_of_other_prompts():
     model, assistant = make_model("llama"), make_model("llama", seed=3)
     cache, text = make_cache(model), prompts(1, 14)
     for turn in range(3):
-        expected = alone(model, text)
-        assert run(model, text, cache, assistant_model=assistant, **SHORT) == expected
+        expected = alone(model, text, **LONGER)
+        assert run(model, text, cache, assistant_model=assistant, **LONGER) == expected
         text = torch.cat([torch.tensor(expected), prompts(1, 4, seed=turn)], dim=1)
     check_equal(model, cache, prompts(1, 14, seed=5))
 
