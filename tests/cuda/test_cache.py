@@ -27,12 +27,12 @@ def normal(*shape, seed=0):
 
 @pytest.mark.slow
 def test_a_cache_on_a_device_behaves_as_its_model(cuda):
-    run_machine(CacheMachine, cuda, *cases((30, 30), (200, 50)))
+    run_machine(CacheMachine, cuda, *cases((20, 30), (200, 50)))
 
 
 @pytest.mark.slow
 def test_a_cache_on_a_device_reuses_prefixes_as_its_model(cuda):
-    run_machine(PrefixMachine, cuda, *cases((60, 30), (300, 50)))
+    run_machine(PrefixMachine, cuda, *cases((40, 30), (300, 50)))
 
 
 @pytest.mark.slow
@@ -42,7 +42,7 @@ def test_a_cache_in_device_memory_of_the_caller_behaves_as_its_model(cuda, model
     def in_owned_memory(layers, **options):
         return {"layout": layout, "buffers": owned_memory(layers, layout, cuda.put, **options)}
 
-    run_machine(model, cuda, *cases((10, 25), (50, 50)), in_owned_memory)
+    run_machine(model, cuda, *cases((6, 25), (50, 50)), in_owned_memory)
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ def test_a_cache_on_a_device_behaves_as_its_model(cuda):
         def plane(self, name, blocks):
             return cuda.get(self.cache.plane(name, 0))[blocks].reshape(-1, 1, 8)
 
-    run_machine(HostPlanes, cuda, *cases((30, 25), (200, 50)))
+    run_machine(HostPlanes, cuda, *cases((20, 25), (200, 50)))
 
 
 def test_a_step_reads_the_rows_of_its_own_prepare_at_fixed_addresses(cuda):
