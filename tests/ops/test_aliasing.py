@@ -15,6 +15,7 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import AttentionSpec, KVPool
 from tests.ops.cases import Shape, make_case, random_mask, snapshot
 from tests.ops.instruction_sets import on_every_isa
+from tests.together import together
 
 MIXED = Shape(seq_lens=(300, 77, 5, 0, 1200), query_lens=(40, 77, 1, 0, 2), heads=(8, 2), dims=(64, 64), padding=7)
 
@@ -26,10 +27,10 @@ def numbers(*shape: int) -> Any:
 # ---- paged_attention
 
 
-@pytest.mark.parametrize("num_threads", [1, 3])
-@pytest.mark.parametrize("batch_invariant", [None, False, True], ids=["no plan", "plan", "batch-invariant plan"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("masked", [False, True])
+@together("num_threads", [1, 3])
+@together("batch_invariant", [None, False, True])
+@together("dtype", ["float32", "bfloat16"])
+@together("masked", [False, True])
 @on_every_isa
 def test_out_may_be_the_query_itself(num_threads, batch_invariant, dtype, masked):
     options = {"mask": random_mask(MIXED)} if masked else {}
@@ -74,10 +75,8 @@ def attention() -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(
-    "turn",
-    [lambda q: q[::-1], lambda q: q[:, ::-1], lambda q: q.transpose(1, 0, 2)[:, :4].transpose(1, 0, 2)[::-1]],
-    ids=["tokens reversed", "heads reversed", "both"],
+@together(
+    "turn", [lambda q: q[::-1], lambda q: q[:, ::-1], lambda q: q.transpose(1, 0, 2)[:, :4].transpose(1, 0, 2)[::-1]]
 )
 def test_out_in_another_order_than_the_query_is_refused(turn):
     given = attention()
@@ -100,7 +99,7 @@ def test_out_shifted_against_the_query_is_refused():
             ops.paged_attention(**given)
 
 
-@pytest.mark.parametrize("name", [name for name in attention() if name != "query"])
+@together("name", [name for name in attention() if name != "query"])
 def test_out_in_the_memory_of_an_input_is_refused(name):
     given = attention()
     memory = np.zeros(2**15, np.uint8)
@@ -116,7 +115,7 @@ def test_out_in_the_memory_of_an_input_is_refused(name):
     assert unchanged()
 
 
-@pytest.mark.parametrize("strides", [(0, 32, 4), (4, 32, 4), (128, 16, 4)])
+@together("strides", [(0, 32, 4), (4, 32, 4), (128, 16, 4)])
 def test_an_out_with_overlapping_elements_is_refused(strides):
     given = attention()
     with pytest.raises(ShapeError, match=r"out has strides .*elements share memory"):
@@ -147,8 +146,8 @@ def writing() -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("cache", ["key_cache", "value_cache"])
-@pytest.mark.parametrize("name", ["key", "value", "slot_mapping", "key_scale", "value_scale"])
+@together("cache", ["key_cache", "value_cache"])
+@together("name", ["key", "value", "slot_mapping", "key_scale", "value_scale"])
 def test_written_arrays_must_not_overlap_inputs(cache, name):
     given = writing()
     array = given[name]
@@ -174,7 +173,7 @@ def test_the_two_caches_are_apart():
             ops.write_kv(**given | {zeroed: flat})
 
 
-@pytest.mark.parametrize("layout", ["blockwise", "layerwise", "BNCLHD", "LBHCND"])
+@together("layout", ["blockwise", "layerwise", "BNCLHD", "LBHCND"])
 def test_planes_of_one_pool_are_written(layout):
     pool = KVPool(AttentionSpec(num_kv_heads=2, head_dim=8, dtype="float32"), 3, 4, 8, layout, "cpu")
     given = writing()
@@ -194,8 +193,8 @@ def merging() -> dict[str, Any]:
     return {"out_a": out, "lse_a": lse, "out_b": out + 1, "lse_b": lse / 2}
 
 
-@pytest.mark.parametrize("out", ["out_a", "out_b"])
-@pytest.mark.parametrize("lse", ["lse_a", "lse_b"])
+@together("out", ["out_a", "out_b"])
+@together("lse", ["lse_a", "lse_b"])
 def test_a_merge_may_go_into_either_part(out, lse):
     given = merging()
     expected = ops.merge_attention(**given)

@@ -6,27 +6,27 @@ import mmap
 from typing import Any
 
 import numpy as np
-import pytest
 
 from pagecore import ops
 from tests.ops.cases import DTYPES, LAYOUTS, Shape, assert_output_close, make_case, snapshot
 from tests.reference import attention as reference
+from tests.together import together
 
 MIXED = {"seq_lens": (70, 33, 1, 16, 40), "query_lens": (7, 1, 1, 16, 0)}
 
 
-@pytest.mark.parametrize("cache_dtype", DTYPES)
-@pytest.mark.parametrize("query_dtype", DTYPES)
-@pytest.mark.parametrize("prefill", [False, True], ids=["decode", "mixed"])
+@together("cache_dtype", DTYPES)
+@together("query_dtype", DTYPES)
+@together("prefill", [False, True])
 def test_every_pair_of_query_and_cache_dtypes_keeps_the_bounds(query_dtype, cache_dtype, prefill):
     lens = MIXED if prefill else {"seq_lens": (70, 33, 1, 130)}
     make_case(Shape(query_dtype=query_dtype, cache_dtype=cache_dtype, **lens)).check()
 
 
-@pytest.mark.parametrize("query_dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("key_dtype", DTYPES)
-@pytest.mark.parametrize("value_dtype", DTYPES)
-@pytest.mark.parametrize("prefill", [False, True], ids=["decode", "mixed"])
+@together("query_dtype", ["float32", "bfloat16"])
+@together("key_dtype", DTYPES)
+@together("value_dtype", DTYPES)
+@together("prefill", [False, True])
 def test_key_and_value_caches_may_differ_in_dtype(query_dtype, key_dtype, value_dtype, prefill):
     lens = MIXED if prefill else {"seq_lens": (70, 33, 1)}
     case = make_case(Shape(query_dtype=query_dtype, cache_dtype=key_dtype, **lens))
@@ -34,9 +34,9 @@ def test_key_and_value_caches_may_differ_in_dtype(query_dtype, key_dtype, value_
     case.check()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("cache_dtype", DTYPES)
-@pytest.mark.parametrize("block_size", [16, 5])
+@together("layout", LAYOUTS)
+@together("cache_dtype", DTYPES)
+@together("block_size", [16, 5])
 def test_every_layout_gives_the_same_attention(layout, cache_dtype, block_size):
     make_case(Shape(layout=layout, cache_dtype=cache_dtype, block_size=block_size, **MIXED)).check()
 
@@ -48,8 +48,8 @@ def test_key_and_value_caches_may_have_different_strides():
     case.check()
 
 
-@pytest.mark.parametrize("block_size", [1, 2, 3, 5, 8, 16, 64, 100])
-@pytest.mark.parametrize("window", [None, 20])
+@together("block_size", [1, 2, 3, 5, 8, 16, 64, 100])
+@together("window", [None, 20])
 def test_every_block_size_around_its_edges(block_size, window):
     edges = sorted({1, block_size - 1, block_size, block_size + 1, 2 * block_size, 11, 99, 0})
     query_lens = [min(n, 1 + i % 3) for i, n in enumerate(edges)]
@@ -57,39 +57,39 @@ def test_every_block_size_around_its_edges(block_size, window):
     make_case(Shape(seq_lens=edges, block_size=block_size), window=window).check()
 
 
-@pytest.mark.parametrize("seq_len", range(65, 71))
-@pytest.mark.parametrize("query_len", [2, 3, 4])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@together("seq_len", range(65, 71))
+@together("query_len", [2, 3, 4])
+@together("dtype", ["float32", "bfloat16"])
 def test_a_window_may_leave_a_tile_of_keys_between_one_query_and_the_next(seq_len, query_len, dtype):
     """Some of the rows that are computed together then have no keys in a tile."""
     shape = Shape((seq_len,), (query_len,), heads=(2, 2), query_dtype=dtype, cache_dtype=dtype)
     make_case(shape, window=3).check()
 
 
-@pytest.mark.parametrize("head_dim", [1, 2, 7, 16, 31, 32, 33, 64, 80, 96, 100, 128, 192, 256])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@together("head_dim", [1, 2, 7, 16, 31, 32, 33, 64, 80, 96, 100, 128, 192, 256])
+@together("dtype", ["float32", "bfloat16"])
 def test_every_head_dim(head_dim, dtype):
     lens = {"seq_lens": (70, 9, 1), "query_lens": (5, 1, 1)}
     make_case(Shape(dims=(head_dim, head_dim), query_dtype=dtype, cache_dtype=dtype, **lens)).check()
 
 
-@pytest.mark.parametrize("dims", [(64, 32), (32, 64), (192, 128), (96, 1), (1, 80), (72, 40), (40, 256), (256, 36)])
-@pytest.mark.parametrize("dtype", DTYPES)
+@together("dims", [(64, 32), (32, 64), (192, 128), (96, 1), (1, 80), (72, 40), (40, 256), (256, 36)])
+@together("dtype", DTYPES)
 def test_the_value_head_dim_may_differ_from_the_key_head_dim(dims, dtype):
     lens = {"seq_lens": (70, 9, 1), "query_lens": (5, 1, 1)}
     make_case(Shape(dims=dims, query_dtype=dtype, cache_dtype=dtype, **lens)).check()
 
 
-@pytest.mark.parametrize("num_kv_heads", [1, 2, 3])
-@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 6, 7, 8, 16, 20])
+@together("num_kv_heads", [1, 2, 3])
+@together("group", [1, 2, 3, 4, 5, 6, 7, 8, 16, 20])
 def test_every_group_of_query_heads(group, num_kv_heads):
     shape = {"heads": (group * num_kv_heads, num_kv_heads), "dims": (32, 32)}
     make_case(Shape(seq_lens=(70, 33, 1), **shape)).check()
     make_case(Shape(seq_lens=(70, 33, 1), query_lens=(5, 1, 1), **shape)).check()
 
 
-@pytest.mark.parametrize("seq_len", [0, 1, 11, 12, 15, 16, 17, 63, 64, 65, 99, 511, 512, 513, 1763])
-@pytest.mark.parametrize("query_dtype", ["float32", "bfloat16"])
+@together("seq_len", [0, 1, 11, 12, 15, 16, 17, 63, 64, 65, 99, 511, 512, 513, 1763])
+@together("query_dtype", ["float32", "bfloat16"])
 def test_decode_of_every_length(seq_len, query_dtype):
     make_case(Shape(seq_lens=(seq_len,), query_dtype=query_dtype, cache_dtype=query_dtype)).check()
 
@@ -98,7 +98,7 @@ def test_decode_of_a_long_sequence_next_to_short_ones():
     make_case(Shape(seq_lens=(9999, 1, 0, 40), heads=(8, 2), layout="HND")).check()
 
 
-@pytest.mark.parametrize("seq_len", [1, 11, 16, 17, 64, 65, 99])
+@together("seq_len", [1, 11, 16, 17, 64, 65, 99])
 def test_prefill_of_every_length(seq_len):
     make_case(Shape(seq_lens=(seq_len,), query_lens=(seq_len,))).check()
 
@@ -107,13 +107,13 @@ def test_prefill_of_a_chunk_of_a_long_sequence():
     make_case(Shape(seq_lens=(1763, 300), query_lens=(130, 300), dims=(32, 32))).check()
 
 
-@pytest.mark.parametrize("causal", [True, False])
+@together("causal", [True, False])
 def test_a_query_longer_than_its_sequence_attends_to_the_existing_keys(causal):
     make_case(Shape(seq_lens=(3, 0, 17), query_lens=(8, 4, 40)), causal=causal).check()
 
 
-@pytest.mark.parametrize("index_dtype", ["int32", "int64"])
-@pytest.mark.parametrize("prefill", [False, True])
+@together("index_dtype", ["int32", "int64"])
+@together("prefill", [False, True])
 def test_rows_pick_a_permuted_part_of_a_bigger_table(index_dtype, prefill):
     lens = MIXED if prefill else {"seq_lens": (70, 33, 1)}
     make_case(Shape(index_dtype=index_dtype, shuffle_rows=True, **lens)).check()
@@ -127,7 +127,7 @@ def test_a_row_may_be_in_a_batch_twice():
     np.testing.assert_array_equal(out[0], out[1])
 
 
-@pytest.mark.parametrize("padding", [1, 9])
+@together("padding", [1, 9])
 def test_rows_past_the_last_query_are_zero_and_minus_infinity(padding):
     case = make_case(Shape(padding=padding, **MIXED))
     case.check()
@@ -143,7 +143,7 @@ def test_a_batch_of_padding_only():
     assert np.isneginf(lse).all()
 
 
-@pytest.mark.parametrize("query_lens", [None, ()])
+@together("query_lens", [None, ()])
 def test_an_empty_batch_gives_empty_results(query_lens):
     case = make_case(Shape(seq_lens=(), query_lens=query_lens))
     out, lse = case.run(return_lse=True)
@@ -158,7 +158,7 @@ def test_a_cache_without_blocks_serves_sequences_without_keys():
     assert np.isneginf(lse).all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@together("dtype", DTYPES)
 def test_a_strided_query_is_read_in_place(dtype):
     case = make_case(Shape(query_dtype=dtype, **MIXED))
     expected = case.expect()[0]
@@ -169,7 +169,7 @@ def test_a_strided_query_is_read_in_place(dtype):
     assert_output_close(case.run(), expected)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@together("dtype", DTYPES)
 def test_a_strided_out_is_written_in_place_and_nothing_else_is(dtype):
     case = make_case(Shape(query_dtype=dtype, dims=(64, 36), **MIXED))
     tokens = case.query.shape[0]
@@ -195,7 +195,7 @@ def test_read_only_inputs_are_served():
     case.check()
 
 
-@pytest.mark.parametrize("kind", [list, tuple, np.int16, np.uint8, np.uint64, ">i4", "strided"])
+@together("kind", [list, tuple, np.int16, np.uint8, np.uint64, ">i4", "strided"])
 def test_lengths_and_tables_may_be_lists_or_any_integers(kind):
     case = make_case(Shape(shuffle_rows=True, **MIXED), causal=False)
     expected = case.expect()[0]

@@ -12,6 +12,7 @@ import pytest
 import pagecore
 from pagecore import errors, ops
 from tests.ops.cases import DTYPES, Case, Shape, assert_lse_close, assert_output_close, make_case
+from tests.together import together
 
 pytestmark = pytest.mark.slow
 
@@ -42,9 +43,9 @@ def assert_same_bits(got: Any, expected: Any) -> None:
     assert got.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("shape", [SHAPE, DECODE], ids=["mixed", "decode"])
-@pytest.mark.parametrize("window", [None, 100])
-@pytest.mark.parametrize("num_workers", [None, 1, 7, 64])
+@together("shape", [SHAPE, DECODE])
+@together("window", [None, 100])
+@together("num_workers", [None, 1, 7, 64])
 def test_a_sequence_alone_gives_the_bits_it_gives_in_a_batch(shape, window, num_workers):
     case = make_case(shape, window=window)
     plan = plan_for(case, batch_invariant=True, num_workers=num_workers)
@@ -97,7 +98,7 @@ def test_one_plan_gives_the_same_bits_on_any_number_of_threads(any_threads, quer
         assert_same_bits(case.run(plan=plan), expected)
 
 
-@pytest.mark.parametrize("shape", [SHAPE, DECODE], ids=["mixed", "decode"])
+@together("shape", [SHAPE, DECODE])
 def test_the_order_of_a_batch_changes_no_bits(shape):
     case = make_case(shape, sinks=np.ones(4, np.float32))
     other, tokens = among(case, np.random.default_rng(0).permutation(len(case.seq_lens)))
@@ -105,16 +106,16 @@ def test_the_order_of_a_batch_changes_no_bits(shape):
     assert_same_bits(other.run(plan=plan_for(other, batch_invariant=True)), out[tokens])
 
 
-@pytest.mark.parametrize("layout", ["HND", "blockwise", "padded", "reversed"])
+@together("layout", ["HND", "blockwise", "padded", "reversed"])
 def test_the_layout_of_the_cache_changes_no_bits(layout):
     shape = Shape(seq_lens=SHAPE.seq_lens, query_lens=SHAPE.query_lens, layout=layout)
     assert_same_bits(make_case(shape).run(), make_case(SHAPE).run())
 
 
-@pytest.mark.parametrize("shape", [SHAPE, DECODE], ids=["mixed", "decode"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_workers", [1, 2, 16, 64])
-@pytest.mark.parametrize("batch_invariant", [False, True])
+@together("shape", [SHAPE, DECODE])
+@together("dtype", DTYPES)
+@together("num_workers", [1, 2, 16, 64])
+@together("batch_invariant", [False, True])
 def test_every_split_of_the_work_keeps_the_bounds(shape, dtype, num_workers, batch_invariant):
     shape = Shape(shape.seq_lens, shape.query_lens, query_dtype=dtype, cache_dtype=dtype, heads=(4, 1))
     case = make_case(shape, sinks=np.ones(4, np.float32), softcap=20.0)
@@ -134,16 +135,15 @@ def test_a_split_row_without_keys_in_some_splits_is_correct():
         case.check(plan=plan_for(case, num_workers=64))
 
 
-@pytest.mark.parametrize("query_len", [1, 3])
+@together("query_len", [1, 3])
 def test_the_same_call_twice_gives_the_same_bits(query_len):
     case = make_case(Shape(seq_lens=(3000, 5), query_lens=(query_len, 1)))
     assert_same_bits(case.run(), case.run())
 
 
-@pytest.mark.parametrize(
+@together(
     "change",
     [{"seq_lens": [40, 6]}, {"cu_query_lens": [0, 1, 4]}, {"causal": False}, {"window": 7}, {"window": (6, -1)}],
-    ids=str,
 )
 def test_a_plan_for_another_batch_is_refused_and_writes_nothing(change):
     case = make_case(Shape(seq_lens=(40, 5), query_lens=(3, 1)))
@@ -155,7 +155,7 @@ def test_a_plan_for_another_batch_is_refused_and_writes_nothing(change):
     assert (out == 7).all()
 
 
-@pytest.mark.parametrize("heads", [(4, 4), (8, 2), (2, 2)])
+@together("heads", [(4, 4), (8, 2), (2, 2)])
 def test_a_plan_for_other_heads_is_refused(heads):
     case = make_case(Shape(seq_lens=(40, 5)))
     plan = ops.plan_attention(None, case.seq_lens, num_query_heads=heads[0], num_kv_heads=heads[1])

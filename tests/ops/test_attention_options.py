@@ -10,6 +10,7 @@ import pytest
 from pagecore import ops
 from tests.ops.cases import DTYPES, Shape, assert_lse_close, assert_output_close, make_case, random_mask
 from tests.reference import attention as reference
+from tests.together import together
 
 pytestmark = pytest.mark.slow
 
@@ -48,8 +49,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @BATCHES
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", OPTIONS)
+@together("dtype", DTYPES)
+@together("name", OPTIONS)
 def test_every_option_keeps_the_bounds(lens, dtype, name):
     make_case(Shape(query_dtype=dtype, cache_dtype=dtype, **lens), **OPTIONS[name]).check()
 
@@ -86,8 +87,8 @@ WINDOWS: list[tuple[bool, Any]] = [
 
 
 @BATCHES
-@pytest.mark.parametrize("layout", ["NHD", "HND"])
-@pytest.mark.parametrize(("causal", "window"), WINDOWS)
+@together("layout", ["NHD", "HND"])
+@together(("causal", "window"), WINDOWS)
 def test_windows_attend_to_their_keys_and_read_no_others(lens, layout, causal, window):
     oracle_window = tuple(window) if isinstance(window, list) else window
     case = make_case(Shape(layout=layout, **lens), causal=causal, window=oracle_window)
@@ -98,7 +99,7 @@ def test_windows_attend_to_their_keys_and_read_no_others(lens, layout, causal, w
     assert_lse_close(lse, expected[1], "float32")
 
 
-@pytest.mark.parametrize("window", [1, 7, 64, (10, 0)])
+@together("window", [1, 7, 64, (10, 0)])
 def test_a_decode_step_reads_nothing_in_front_of_its_window(window):
     """All table entries before the block of the window are garbage, as after release_before."""
     case = make_case(Shape(seq_lens=(1763, 40, 6)), window=window)
@@ -107,8 +108,8 @@ def test_a_decode_step_reads_nothing_in_front_of_its_window(window):
     case.check()
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("query_len", [8, 40])
+@together("causal", [True, False])
+@together("query_len", [8, 40])
 def test_windows_of_queries_longer_than_their_sequence(causal, query_len):
     for window in (1, 4, (2, 2), (None, 4), (30, None), (0, 30)):
         make_case(Shape(seq_lens=(3, 17), query_lens=(query_len, query_len)), window=window, causal=causal).check()
@@ -125,14 +126,14 @@ MASK_EXTRAS: list[dict[str, Any]] = [
 
 
 @BATCHES
-@pytest.mark.parametrize("extra", MASK_EXTRAS, ids=str)
-@pytest.mark.parametrize("density", [0.0, 0.05, 0.6, 1.0])
+@together("extra", MASK_EXTRAS)
+@together("density", [0.0, 0.05, 0.6, 1.0])
 def test_masks_combine_with_causality_and_windows(lens, extra, density):
     shape = Shape(**lens)
     make_case(shape, mask=random_mask(shape, density=density), **extra).check()
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@together("dtype", ["float16", "bfloat16"])
 def test_masks_with_padding_rows_and_sixteen_bits(dtype):
     shape = Shape(query_dtype=dtype, cache_dtype=dtype, padding=5, shuffle_rows=True, **LENS)
     make_case(shape, mask=random_mask(shape)).check()
@@ -157,7 +158,7 @@ def test_a_tree_of_drafts_is_a_mask():
     case.check()
 
 
-@pytest.mark.parametrize("kind", ["list", "float64", "float16", "bfloat16", "int64", "strided"])
+@together("kind", ["list", "float64", "float16", "bfloat16", "int64", "strided"])
 def test_numbers_by_head_may_be_of_any_kind(kind):
     def convert(values: list[float]) -> Any:
         if kind == "list":
@@ -171,7 +172,7 @@ def test_numbers_by_head_may_be_of_any_kind(kind):
     case.check()
 
 
-@pytest.mark.parametrize("scale", [0.5, 1, np.float32(0.5), np.float64(0.25), np.asarray(0.5), np.asarray([0.5, 0.25])])
+@together("scale", [0.5, 1, np.float32(0.5), np.float64(0.25), np.asarray(0.5), np.asarray([0.5, 0.25])])
 def test_scales_may_be_numbers_of_any_kind(scale):
     make_case(Shape(**LENS), key_scale=scale, value_scale=scale).check()
 
@@ -195,7 +196,7 @@ def test_a_query_with_a_sink_and_no_keys_has_the_sink_as_lse():
     assert (out[:4] == 0).all()
 
 
-@pytest.mark.parametrize("magnitude", [1e3, 1e-3])
+@together("magnitude", [1e3, 1e-3])
 def test_large_and_small_scores_neither_overflow_nor_vanish(magnitude):
     case = make_case(Shape(**LENS), scale=magnitude)
     expected = case.expect()
@@ -216,20 +217,18 @@ def test_results_are_the_same_with_and_without_lse_and_out():
     np.testing.assert_array_equal(case.run(causal=True, scale=1 / 8, softcap=0, mask=None, stream=None), plain)
 
 
-@pytest.mark.parametrize("slope", [1.0, 0.003, -0.003, 0.0])
-@pytest.mark.parametrize("causal", [True, False])
+@together("slope", [1.0, 0.003, -0.003, 0.0])
+@together("causal", [True, False])
 def test_alibi_over_a_long_context_keeps_the_bounds_of_its_small_terms(slope, causal):
     slopes = np.asarray([slope, slope / 2, slope / 4, 0.5], np.float32)
     make_case(Shape(seq_lens=(5000, 77), query_lens=(3, 1)), alibi_slopes=slopes, causal=causal, sinks=SINKS).check()
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("plane", ["key", "value", "both"])
-@pytest.mark.parametrize(
-    ("how", "place"), [("causal", 69), ("window", 65), ("left window", 65), ("mask", 66), ("causal mask", 67)]
-)
-@pytest.mark.parametrize("query_len", [3, 9, 60])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@together("bad", [np.nan, np.inf])
+@together("plane", ["key", "value", "both"])
+@together(("how", "place"), [("causal", 69), ("window", 65), ("left window", 65), ("mask", 66), ("causal mask", 67)])
+@together("query_len", [3, 9, 60])
+@together("dtype", ["float32", "bfloat16"])
 def test_a_nan_in_the_cache_reaches_only_the_queries_that_attend_to_it(bad, plane, how, place, query_len, dtype):
     seq_len = 70
     shape = Shape(seq_lens=(seq_len,), query_lens=(query_len,), query_dtype=dtype, cache_dtype=dtype)
@@ -252,8 +251,8 @@ def test_a_nan_in_the_cache_reaches_only_the_queries_that_attend_to_it(bad, plan
     np.testing.assert_array_equal(out[~reached], clean[~reached])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("seq_len", "window", "place"), [(67, None, 66), (70, 5, 65)], ids=["last", "first"])
+@together("dtype", DTYPES)
+@together(("seq_len", "window", "place"), [(67, None, 66), (70, 5, 65)])
 def test_an_infinite_value_makes_its_outputs_infinite(dtype, seq_len, window, place):
     """At the odd end of a range of keys one token of a pair is not attended to."""
     case = make_case(Shape(seq_lens=(seq_len,), query_dtype=dtype, cache_dtype=dtype), window=window)

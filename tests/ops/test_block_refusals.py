@@ -11,6 +11,7 @@ import pytest
 from pagecore import errors, ops
 from tests.ops.cases import snapshot
 from tests.ops.test_refusals import BLOCK, DTYPE, OPTION, SEQUENCE, SHAPE, OnCuda, f32, read_only
+from tests.together import together
 
 DEVICE = (errors.DeviceError, BufferError)
 
@@ -80,7 +81,7 @@ def good_out() -> Any:
     return f32(17, 2, 8) * 7
 
 
-@pytest.mark.parametrize(("change", "error", "message"), BAD_BATCHES)
+@together(("change", "error", "message"), BAD_BATCHES)
 def test_gather_and_scatter_refuse_a_bad_batch(change, error, message):
     arguments = {**BATCH, "cache": BATCH["cache"].copy()} | change
     out, values = good_out(), f32(17, 2, 8) * 3
@@ -95,7 +96,7 @@ def test_gather_and_scatter_refuse_a_bad_batch(change, error, message):
     assert unchanged()
 
 
-@pytest.mark.parametrize(("packed", "error", "message"), BAD_PACKED)
+@together(("packed", "error", "message"), BAD_PACKED)
 def test_gather_and_scatter_refuse_a_bad_packed_array(packed, error, message):
     cache = BATCH["cache"].copy()
     unchanged = snapshot(cache)
@@ -185,7 +186,7 @@ BAD_TRANSFERS: list[tuple[dict[str, Any], Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "error", "message"), BAD_TRANSFERS)
+@together(("change", "error", "message"), BAD_TRANSFERS)
 def test_transfer_refuses(change, error, message):
     target = f32(5, 4, 2, 8) * 7
     arguments = {"source_caches": f32(6, 4, 2, 8), "target_caches": target, "pairs": [(1, 2)]} | change

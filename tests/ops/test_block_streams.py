@@ -20,8 +20,8 @@ DTYPE_PAIRS = [("float32", "float32"), ("bfloat16", "float32"), ("float32", "bfl
 
 
 @pytest.mark.parametrize(
-    ("offset", "heads", "layout", "dtypes"),
-    in_turn([0, 4, 16, 60], [(8, 128), (3, 37)], ["NHD", "HND", "padded"], over=[DTYPE_PAIRS]),
+    ("offset", "layout", "heads", "dtypes"),
+    in_turn([0, 4, 16, 60], ["NHD", "HND", "padded"], over=[[(8, 128), (3, 37)], DTYPE_PAIRS]),
     ids=str,
 )
 def test_large_gathers_are_complete_at_any_address(offset, dtypes, heads, layout):
@@ -37,9 +37,7 @@ def test_large_gathers_are_complete_at_any_address(offset, dtypes, heads, layout
     assert untouched_beside(out, buffer)
 
 
-@pytest.mark.parametrize("offset", [0, 4, 16])
-@pytest.mark.parametrize("dtypes", DTYPE_PAIRS)
-@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize(("offset", "dtypes", "layout"), in_turn([0, 4, 16], DTYPE_PAIRS, over=[["NHD", "HND"]]))
 def test_large_scatters_are_complete_at_any_address(offset, dtypes, layout):
     heads, blocks = (4, 40), 1 + (10 << 20) // (16 * 160 * as_dtype(dtypes[1]).itemsize)
     shape = (blocks, 16, *heads) if layout == "NHD" else (blocks, heads[0], 16, heads[1])

@@ -55,9 +55,9 @@ def check_scatter(cache: Any, values: Any, table: Any, lens: Any, **options: Any
     assert unchanged()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("cache_dtype", DTYPES)
-@pytest.mark.parametrize("dtype", DTYPES)
+@together("layout", LAYOUTS)
+@together("cache_dtype", DTYPES)
+@together("dtype", DTYPES)
 def test_sequences_come_and_go_packed_and_cast_in_every_layout(layout, cache_dtype, dtype):
     lens = [5, 0, 13, 4, 1, 8]
     table, lens = batch_of(lens, 4, 20, holes=0.3)
@@ -67,16 +67,16 @@ def test_sequences_come_and_go_packed_and_cast_in_every_layout(layout, cache_dty
 
 
 @together("dtype", ANY_DTYPE)
-@pytest.mark.parametrize("rest", RANKS)
+@together("rest", RANKS)
 def test_planes_of_any_dtype_and_rank_move_bit_for_bit(dtype, rest):
     table, lens = batch_of([7, 3, 0, 9], 3, 12, holes=0.2)
     check_gather(random_bytes((12, 3, *rest), dtype), table, lens)
     check_scatter(random_bytes((12, 3, *rest), dtype), random_bytes((19, *rest), dtype, 1), table, lens)
 
 
-@pytest.mark.parametrize("block_size", [1, 2, 5, 16, 33])
-@pytest.mark.parametrize("ordered", [False, True])
-@pytest.mark.parametrize("layout", ["NHD", "HND", "reversed"])
+@together("block_size", [1, 2, 5, 16, 33])
+@together("ordered", [False, True])
+@together("layout", ["NHD", "HND", "reversed"])
 def test_every_length_around_the_edges_of_blocks(block_size, ordered, layout):
     lens = [n for k in (0, 1, 2) for n in range(k * block_size - 1, k * block_size + 2) if n >= 0]
     num_blocks = sum(-(-n // block_size) for n in lens) + 1
@@ -86,8 +86,8 @@ def test_every_length_around_the_edges_of_blocks(block_size, ordered, layout):
     check_scatter(cache, random_numbers((int(lens.sum()), 2, 3), "float32", 1), table, lens)
 
 
-@pytest.mark.parametrize("dim", [1, 2, 3, 7, 8, 16, 31, 32, 33, 64, 100, 128, 129, 300])
-@pytest.mark.parametrize("dtypes", [("float16", "float16"), ("bfloat16", "float32"), ("float32", "float16")])
+@together("dim", [1, 2, 3, 7, 8, 16, 31, 32, 33, 64, 100, 128, 129, 300])
+@together("dtypes", [("float16", "float16"), ("bfloat16", "float32"), ("float32", "float16")])
 def test_every_head_dim_is_moved_completely(dim, dtypes):
     table, lens = batch_of([6, 3], 4, 5)
     for layout in ("HND", "padded"):
@@ -130,7 +130,7 @@ def test_a_hole_gives_zeros_and_is_not_written():
     assert np.isnan(cache[:3]).all()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@together("layout", LAYOUTS)
 def test_without_a_null_block_block_0_holds_tokens(layout):
     cache = random_cache(layout, (7, 4, 2, 8), "float16")
     table, lens = np.asarray([[0, 1, 5], [2, 6, 0], [3, 0, 0]]), [9, 12, 3]
@@ -154,7 +154,7 @@ def test_of_sequences_that_share_a_block_the_later_one_stays():
     np.testing.assert_array_equal(ops.gather_blocks(cache, [[1], [1]], [2, 2])[:, 0], [5, 2, 5, 2])
 
 
-@pytest.mark.parametrize("index_dtype", [np.int8, np.int32, np.uint32, np.int64])
+@together("index_dtype", [np.int8, np.int32, np.uint32, np.int64])
 def test_rows_pick_sequences_out_of_a_larger_table(index_dtype):
     table, lens = batch_of([9, 5, 12, 7], 4, 14)
     table = np.where((table < 0) | (table > 13), 0, table).astype(index_dtype)
@@ -172,8 +172,8 @@ def test_index_arrays_may_be_strided_views_and_lists():
         assert ops.gather_blocks(cache, table, lens).tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("table", [[], np.zeros((0, 4), np.int32), np.zeros((0, 0), np.int64)])
-@pytest.mark.parametrize("rest", [(), (2, 3), (0, 3)])
+@together("table", [[], np.zeros((0, 4), np.int32), np.zeros((0, 0), np.int64)])
+@together("rest", [(), (2, 3), (0, 3)])
 def test_an_empty_batch_gives_nothing_and_writes_nothing(table, rest):
     cache = np.ones((3, 2, *rest), np.float32)
     assert ops.gather_blocks(cache, table, []).shape == (0, *rest)
@@ -282,8 +282,8 @@ def test_any_batch_with_any_strides_equals_a_loop_over_tokens(data):
     assert cache.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("place", [0, 40, 90])
-@pytest.mark.parametrize("bad", [-1, -(2**31), 30, 2**31 - 1])
+@together("place", [0, 40, 90])
+@together("bad", [-1, -(2**31), 30, 2**31 - 1])
 def test_one_bad_block_leaves_everything_as_it_was(place, bad):
     table, lens = batch_of([50, 50], 2, 30 + 70)
     table = np.where((table < 0) | (table >= 30), table % 29 + 1, table)

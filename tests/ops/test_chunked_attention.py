@@ -7,6 +7,7 @@ from pagecore import AttentionPlan, ShapeError, UnsupportedOption, paged_attenti
 from tests.ops.instruction_sets import on_every_isa
 from tests.reference.attention import allowed
 from tests.reference.attention import paged_attention as reference
+from tests.together import together
 
 
 def case(seed, seq_lens, query_lens, *, heads=(4, 2), dim=64, block_size=16, dtype=np.float32):
@@ -31,8 +32,8 @@ def check(arguments, cu, tolerance=2e-5, known=None, **options):
     np.testing.assert_allclose(lse, expected_lse, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 7, 16, 64, 100, 129, 1000])
-@pytest.mark.parametrize("causal", [True, False])
+@together("chunk", [1, 4, 7, 16, 64, 100, 129, 1000])
+@together("causal", [True, False])
 @on_every_isa
 def test_chunks_agree_with_the_reference(chunk, causal):
     lens = [(150, 37), (1, 1), (64, 64), (300, 1), (129, 5), (100, 0)]
@@ -54,7 +55,7 @@ def test_prompts_of_half_precision(dtype, dim):
     np.testing.assert_allclose(np.asarray(out, np.float32), expected, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("option", ["sinks", "softcap", "alibi", "mask", "plan", "invariant"])
+@together("option", ["sinks", "softcap", "alibi", "mask", "plan", "invariant"])
 @on_every_isa
 def test_chunks_combine_with_other_options(option):
     lens = [(150, 37), (90, 90), (77, 1)]
@@ -108,7 +109,7 @@ def test_worked_example_c3_local_virtual_batches_give_the_same():
     np.testing.assert_allclose(out, expected, rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize(
+@together(
     ("options", "message"),
     [
         ({"chunk": 0}, "chunk is 0; it must be at least 1"),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
-import pytest
 
 from pagecore.ops import write_kv
 from tests.ops.instruction_sets import on_every_isa
+from tests.together import together
 
 NARROW = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
@@ -23,7 +23,7 @@ def written(numbers, dtype):
     return caches[0].reshape(-1)[: numbers.size]
 
 
-@pytest.mark.parametrize("dtype", NARROW.values(), ids=NARROW)
+@together("dtype", NARROW.values())
 @on_every_isa
 def test_every_narrow_number_widens_exactly(dtype):
     every = np.arange(2**16, dtype=np.uint16).view(dtype)
@@ -34,7 +34,7 @@ def test_every_narrow_number_widens_exactly(dtype):
     assert np.isnan(wide[nan]).all()
 
 
-@pytest.mark.parametrize("dtype", NARROW.values(), ids=NARROW)
+@together("dtype", NARROW.values())
 @on_every_isa
 def test_narrowing_rounds_to_nearest_even(dtype):
     rng = np.random.default_rng(0)
@@ -57,7 +57,7 @@ def test_narrowing_rounds_to_nearest_even(dtype):
     np.testing.assert_array_equal(written(numbers, dtype).view(np.uint16), expected.view(np.uint16))
 
 
-@pytest.mark.parametrize("dtype", NARROW.values(), ids=NARROW)
+@together("dtype", NARROW.values())
 @on_every_isa
 def test_a_nan_stays_a_nan_whatever_its_payload(dtype):
     payloads = np.array([0x7F800001, 0x7FFFFFFF, 0xFF800001, 0x7FC00000, 0xFFFFFFFF], np.uint32).view(np.float32)

@@ -13,6 +13,7 @@ from pagecore.ops.cpu import set_num_threads
 from tests.ops.cases import DTYPES
 from tests.ops.instruction_sets import on_every_isa
 from tests.ops.written_cases import ALL, LAYOUTS, Stored, hard_numbers
+from tests.together import together
 
 HEADS = 3
 
@@ -28,8 +29,8 @@ def write(key: Any, value: Any, keys: Stored, values: Stored, slots: Any, **opti
     ops.write_kv(key, value, slot_mapping=slots, **keys.arguments("key"), **values.arguments("value"), **options)
 
 
-@pytest.mark.parametrize("format", ALL)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@together("format", ALL)
+@together("layout", LAYOUTS)
 def test_bytes_are_those_of_the_twin_in_every_layout(layout, format):
     key, value = rows_of(40, 64), rows_of(40, 96, seed=1)
     keys, values = Stored(format, layout, 12, 4, HEADS, 64), Stored(format, layout, 12, 4, HEADS, 96)
@@ -42,8 +43,8 @@ def test_bytes_are_those_of_the_twin_in_every_layout(layout, format):
     values.check()
 
 
-@pytest.mark.parametrize("format", ALL)
-@pytest.mark.parametrize("dtype", DTYPES)
+@together("format", ALL)
+@together("dtype", DTYPES)
 @on_every_isa
 def test_every_source_dtype_on_every_instruction_set(dtype, format):
     key, value = rows_of(200, 128, dtype), rows_of(200, 32, dtype, seed=1)
@@ -56,8 +57,8 @@ def test_every_source_dtype_on_every_instruction_set(dtype, format):
     values.check()
 
 
-@pytest.mark.parametrize("format", ["float8_e4m3fn", "float8_e5m2", "float8_token", "int8_token", "int4_token"])
-@pytest.mark.parametrize("dim", [2, 6, 8, 34, 100, 130])
+@together("format", ["float8_e4m3fn", "float8_e5m2", "float8_token", "int8_token", "int4_token"])
+@together("dim", [2, 6, 8, 34, 100, 130])
 @on_every_isa
 def test_rows_of_any_length_are_written_completely(dim, format):
     key = rows_of(30, dim)
@@ -69,8 +70,8 @@ def test_rows_of_any_length_are_written_completely(dim, format):
     values.check()
 
 
-@pytest.mark.parametrize("format", ["fp4_block16", "nvfp4", "nvfp4_4over6", "mxfp8"])
-@pytest.mark.parametrize("dim", [32, 160, 288, 8224])
+@together("format", ["fp4_block16", "nvfp4", "nvfp4_4over6", "mxfp8"])
+@together("dim", [32, 160, 288, 8224])
 @on_every_isa
 def test_rows_with_any_number_of_groups(dim, format):
     key = rows_of(30, dim)
@@ -83,13 +84,13 @@ def test_rows_with_any_number_of_groups(dim, format):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", ALL)
+@together("format", ALL)
 def test_many_tokens_on_several_threads(format):
-    count, dim = 6000, 128
+    count, dim = 2000, 128
     rng = np.random.default_rng(0)
     key, value = (rng.normal(size=(count, HEADS, dim)).astype(DTYPES["bfloat16"]) for _ in range(2))
-    keys, values = Stored(format, "HND", 400, 16, HEADS, dim), Stored(format, "NHD", 400, 16, HEADS, dim)
-    slots = rng.permutation(6400)[:count]
+    keys, values = Stored(format, "HND", 140, 16, HEADS, dim), Stored(format, "NHD", 140, 16, HEADS, dim)
+    slots = rng.permutation(2240)[:count]
     keys.expect(key, slots)
     values.expect(value, slots)
     before = _cpu_threads(4)
@@ -109,7 +110,7 @@ def _cpu_threads(count: int) -> int:
     return before
 
 
-@pytest.mark.parametrize("key_format", ["float32", "float8_e4m3fn", "int8_token"])
+@together("key_format", ["float32", "float8_e4m3fn", "int8_token"])
 def test_key_and_value_may_have_different_formats(key_format):
     key, value = rows_of(30, 32), rows_of(30, 64, seed=1)
     values = Stored("nvfp4", "NHD", 9, 4, HEADS, 64)
@@ -126,7 +127,7 @@ def test_key_and_value_may_have_different_formats(key_format):
     values.check()
 
 
-@pytest.mark.parametrize("format", ["float8_e4m3fn", "float8_e5m2"])
+@together("format", ["float8_e4m3fn", "float8_e5m2"])
 def test_each_head_has_its_own_given_factor(format):
     key = np.random.default_rng(0).normal(size=(9, HEADS, 16)).astype(np.float32)
     factors = np.array([0.5, 3.0, 0.01], np.float32)
@@ -225,7 +226,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "error", "message"), REFUSED)
+@together(("change", "error", "message"), REFUSED)
 def test_write_kv_refuses_with_nothing_written(change, error, message):
     arguments = GOOD | change
     arrays = [each for each in arguments.values() if isinstance(each, np.ndarray) and each.dtype != object]

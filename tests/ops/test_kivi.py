@@ -12,6 +12,7 @@ from pagecore import errors
 from tests.ops import kivi_twin as twin
 from tests.ops.cases import DTYPES
 from tests.ops.written_cases import hard_numbers
+from tests.together import together
 
 FORMATS = tuple(twin.BITS)
 
@@ -47,7 +48,7 @@ def test_worked_example_variants_b11_keys_of_kivi():
     np.testing.assert_array_equal(read[8:], 0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@together("dtype", DTYPES)
 def test_worked_example_variants_b11_a_constant_group_reads_back_exactly(dtype):
     x = np.full((32, 32), 0.1, DTYPES[dtype])
     for axis in (-1, -2):
@@ -57,9 +58,9 @@ def test_worked_example_variants_b11_a_constant_group_reads_back_exactly(dtype):
         np.testing.assert_array_equal(pagecore.dequantize(words, "kivi4", scales, axis=axis, dtype=dtype), x)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("axis", [-1, -2])
-@pytest.mark.parametrize("format", FORMATS)
+@together("dtype", DTYPES)
+@together("axis", [-1, -2])
+@together("format", FORMATS)
 def test_words_scales_and_numbers_are_the_twins(format, axis, dtype):
     """Hard numbers have infinities, NaN, subnormals and the largest numbers; 80 lanes are two parts of a call."""
     for group in (4, 16, 32, 96):
@@ -77,7 +78,7 @@ def test_words_scales_and_numbers_are_the_twins(format, axis, dtype):
         same_bits(pagecore.dequantize(got[0], format, got[1], axis=axis, dtype=dtype), rounded)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@together("format", FORMATS)
 def test_errors_are_at_most_half_a_step(format):
     x = np.random.default_rng(0).normal(size=(64, 3, 128)).astype(np.float32)
     for axis in (-1, -2):
@@ -88,7 +89,7 @@ def test_errors_are_at_most_half_a_step(format):
         assert (np.abs(read - x.swapaxes(0, 1)) <= step / 2 + 1e-6).all()
 
 
-@pytest.mark.parametrize("axis", [-1, -2])
+@together("axis", [-1, -2])
 def test_arrays_have_any_strides(axis):
     x = np.random.default_rng(1).normal(size=(32, 3, 32, 32)).astype(np.float16)
     for view in (x[::2], x.transpose(2, 1, 0, 3), x.transpose(0, 1, 3, 2), x[::-1, 1:]):
@@ -116,7 +117,7 @@ WORDS, SCALES = pagecore.quantize(X, "kivi2", axis=-2)
 SHAPE, DTYPE, OPTION = errors.ShapeError, errors.UnsupportedDtype, errors.UnsupportedOption
 
 
-@pytest.mark.parametrize(
+@together(
     ("arguments", "options", "error", "message"),
     [
         ((X, "kivi2"), {"axis": 1}, OPTION, "axis is 1; use -1 .*values.*or -2 .*keys"),
@@ -135,7 +136,7 @@ def test_quantize_refuses(arguments, options, error, message):
         pagecore.quantize(*arguments, **options)
 
 
-@pytest.mark.parametrize(
+@together(
     ("arguments", "error", "message"),
     [
         ({"codes": WORDS.view(np.uint8)}, DTYPE, "codes is uint8; the codes of 'kivi2' are words of int32"),

@@ -14,6 +14,7 @@ from pagecore import errors, gather_latent, latent_attention, paged_attention, p
 from tests.ops.cases import DTYPES, assert_lse_close, assert_output_close, random_numbers
 from tests.ops.instruction_sets import on_every_isa
 from tests.reference import latent as reference
+from tests.together import together
 
 PACKED = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
 FORMATS = ("float8_e4m3fn", *PACKED)
@@ -124,43 +125,43 @@ def dequantised(planes: tuple[Any, Any], format: str | None, scale: float) -> np
 MIXED = {"seq_lens": (70, 33, 1, 16, 300, 0), "query_lens": (7, 1, 1, 16, 40, 2)}
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("cache_dtype", DTYPES)
+@together("dtype", DTYPES)
+@together("cache_dtype", DTYPES)
 @on_every_isa
 def test_every_pair_of_dtypes(dtype, cache_dtype):
     make_case(dtype=dtype, cache_dtype=cache_dtype, dims=(96, 32)).check()
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@together("format", FORMATS)
+@together("dtype", ["float32", "bfloat16"])
 @on_every_isa
 def test_every_format(format, dtype):
     make_case(seq_lens=(70, 33, 1), format=format, dtype=dtype, scale=0.37).check()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@together("seed", range(4))
 @on_every_isa
 def test_scores_at_the_scale_of_deepseek_v3(seed):
     """Scores of 576 products are large, so that their rounding errors show in the output."""
     make_case((300, 200), heads=8, dtype="float32", seed=seed).check(scale=0.1352)
 
 
-@pytest.mark.parametrize("heads", [1, 2, 5, 16, 17, 33, 128])
+@together("heads", [1, 2, 5, 16, 17, 33, 128])
 @on_every_isa
 def test_every_number_of_heads(heads):
     make_case(heads=heads).check()
 
 
-@pytest.mark.parametrize("dims", [(512, 64), (3, 2), (33, 5), (16, 16), (17, 64), (100, 1), (512, 0), (2, 0), (45, 0)])
-@pytest.mark.parametrize("joint", [True, False])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@together("dims", [(512, 64), (3, 2), (33, 5), (16, 16), (17, 64), (100, 1), (512, 0), (2, 0), (45, 0)])
+@together("joint", [True, False])
+@together("dtype", ["float32", "bfloat16"])
 @on_every_isa
 def test_every_shape(dims, joint, dtype):
     make_case(dims=dims, joint=joint, dtype=dtype, block_size=5, **MIXED).check()
 
 
-@pytest.mark.parametrize("format", [None, "float8_e4m3fn"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@together("format", [None, "float8_e4m3fn"])
+@together("dtype", ["float32", "bfloat16"])
 @on_every_isa
 def test_latents_without_a_rotary_part(format, dtype):
     """None means the same as arrays without numbers, for dense calls and for lists."""
@@ -179,7 +180,7 @@ def test_latents_without_a_rotary_part(format, dtype):
             assert given.tobytes() == none.tobytes()
 
 
-@pytest.mark.parametrize(
+@together(
     ("rope", "error", "words"),
     [
         (np.zeros((4, 2, 0), np.float32), errors.ShapeError, "axis 1 must have length 3: the heads of query_latent"),
@@ -194,19 +195,19 @@ def test_a_rotary_part_that_does_not_fit_is_refused(rope, error, words):
         latent_attention(case.query, rope, *case.planes, case.table, case.seq_lens, scale=1.0)
 
 
-@pytest.mark.parametrize("block_size", [1, 7, 16, 64, 100])
+@together("block_size", [1, 7, 16, 64, 100])
 def test_every_block_size(block_size):
     make_case(block_size=block_size, heads=16, **MIXED).check()
 
 
-@pytest.mark.parametrize("options", [{"causal": False}, {"window": 9}, {"window": 200}, {"sinks": [0.5, -2.0, 30.0]}])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@together("options", [{"causal": False}, {"window": 9}, {"window": 200}, {"sinks": [0.5, -2.0, 30.0]}])
+@together("dtype", ["float32", "bfloat16"])
 @on_every_isa
 def test_options(options, dtype):
     make_case(dims=(48, 16), dtype=dtype, **MIXED).check(**options)
 
 
-@pytest.mark.parametrize("invariant", [False, True])
+@together("invariant", [False, True])
 def test_splits_and_plans(invariant):
     case = make_case((5000, 3, 1500), dims=(64, 16), dtype="float32", heads=16)
     plan = plan_attention(
@@ -215,8 +216,8 @@ def test_splits_and_plans(invariant):
     case.check(plan=plan)
 
 
-@pytest.mark.parametrize("window", [None, 1100])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@together("window", [None, 1100])
+@together("dtype", ["float32", "bfloat16"])
 @on_every_isa
 def test_prompts_past_several_folds(dtype, window):
     """The items of a long prompt are not split, so their sums are folded every 1,024 keys."""
@@ -240,7 +241,7 @@ def test_batch_invariant_rows_have_the_same_bits_in_any_batch():
         assert run([i]).tobytes() == whole[i : i + 1].tobytes()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@together("dtype", ["float32", "bfloat16"])
 @on_every_isa
 def test_a_nan_reaches_only_queries_that_see_it(dtype):
     case = make_case((40,), (8,), dims=(32, 16), dtype=dtype)
@@ -253,7 +254,7 @@ def test_a_nan_reaches_only_queries_that_see_it(dtype):
     assert np.isnan(out[5:]).all()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@together("dtype", ["float32", "bfloat16"])
 @on_every_isa
 def test_a_nan_of_an_earlier_call_reaches_no_later_one(dtype):
     """The rows of a tile are copied to scratch memory, which later tiles fill in part."""
@@ -264,7 +265,7 @@ def test_a_nan_of_an_earlier_call_reaches_no_later_one(dtype):
     make_case((5,), dims=(32, 16), dtype=dtype, block_size=5).check()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@together("dtype", ["float32", "bfloat16"])
 @on_every_isa
 def test_planes_of_padded_rows(dtype):
     """The rows of the latent plane are as far apart as rows that hold both parts."""
@@ -284,7 +285,7 @@ def test_agrees_with_paged_attention_on_views():
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("latent_scale", "rope_scale"), [(0.01, 0.5), (1.0, 0.003)])
+@together(("latent_scale", "rope_scale"), [(0.01, 0.5), (1.0, 0.003)])
 def test_rope_codes_of_another_factor_take_it_from_the_query(latent_scale, rope_scale):
     rng = np.random.default_rng(0)
     latent, rope = (rng.standard_normal((4, 16, dim)).astype(ml_dtypes.float8_e4m3fn) for dim in (512, 64))
@@ -317,8 +318,8 @@ def test_rows_pick_from_a_larger_table():
 # ---- sparse
 
 
-@pytest.mark.parametrize("format", [None, *FORMATS])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@together("format", [None, *FORMATS])
+@together("dtype", ["float32", "bfloat16"])
 @on_every_isa
 def test_listed_slots(format, dtype):
     rng = np.random.default_rng(3)
@@ -350,7 +351,7 @@ def test_lists_of_nothing_give_zero_and_minus_infinity():
     assert np.isneginf(lse).all()
 
 
-@pytest.mark.parametrize(
+@together(
     ("indices", "lens", "error", "words"),
     [
         ([[1, 2, 10**6]], None, errors.InvalidBlock, "indices[0, 2] is 1000000"),
@@ -368,7 +369,7 @@ def test_bad_lists_are_refused_before_anything_is_written(indices, lens, error, 
     assert (out == 7).all()
 
 
-@pytest.mark.parametrize("name", ["block_table", "seq_lens", "rows", "cu_query_lens", "window"])
+@together("name", ["block_table", "seq_lens", "rows", "cu_query_lens", "window"])
 def test_lists_and_sequences_exclude_each_other(name):
     case = make_case((5,), dims=(32, 16))
     with pytest.raises(errors.UnsupportedOption, match=f"{name} is given with indices"):
@@ -384,7 +385,7 @@ W_UK = np.array([[[1, 0, 2], [0, 1, -1]], [[2, 1, 0], [1, -1, 1]]], np.float32)
 W_UV = np.array([[[1, 1, 0], [0, 1, 1]], [[1, 0, -1], [2, 1, 0]]], np.float32)
 
 
-@pytest.mark.parametrize(
+@together(
     ("keys", "lse", "latent"),
     [
         (1, [1, 0], [[1, 0, 1], [1, 0, 1]]),
@@ -410,7 +411,7 @@ def test_worked_example_variants_a3_absorbed_equals_expanded(keys, lse, latent):
         np.testing.assert_allclose(W_UV[head] @ out[0, head], expanded, atol=2e-6)
 
 
-@pytest.mark.parametrize(
+@together(
     ("slots", "sinks", "lse", "latent"),
     [
         ([0, 2, 3], None, [2.2080201, 1.9076060], [[1.3836517, 0.7673035], [1.6652410, 0.9099694]]),
@@ -433,8 +434,8 @@ def test_worked_example_variants_a9_sparse_attention(slots, sinks, lse, latent):
 # ---- rows of sequences
 
 
-@pytest.mark.parametrize("format", [None, *FORMATS])
-@pytest.mark.parametrize("dtype", DTYPES)
+@together("format", [None, *FORMATS])
+@together("dtype", DTYPES)
 @on_every_isa
 def test_gathered_rows(format, dtype):
     case = make_case((33, 0, 5), format=format, scale=0.37)
@@ -446,7 +447,7 @@ def test_gathered_rows(format, dtype):
     assert got.tobytes() == expected.astype(np.float32).astype(DTYPES[dtype]).tobytes()
 
 
-@pytest.mark.parametrize("format", [None, *FORMATS])
+@together("format", [None, *FORMATS])
 def test_rows_are_gathered_into_rows_of_any_stride(format):
     case = make_case((9, 0, 5), format=format, scale=0.37)
     table = np.where(case.table == case.table[0, 0], 0, case.table)  # the first block is a hole
@@ -479,7 +480,7 @@ def test_scale_is_mandatory():
             latent_attention(case.query, case.rope, *case.planes, case.table, case.seq_lens, **given)
 
 
-@pytest.mark.parametrize(
+@together(
     ("change", "error", "words"),
     [
         (lambda c: {"query_rope": c.rope[:, :, :3]}, errors.ShapeError, "latent_dim + rope_dim"),

@@ -9,6 +9,7 @@ import pytest
 from pagecore import errors, index_scores, select_topk, slots_of, write_index
 from tests.ops.instruction_sets import on_every_isa
 from tests.reference import latent as reference
+from tests.together import together
 
 
 @on_every_isa
@@ -25,8 +26,8 @@ def test_worked_example_variants_a8_slots_of_positions():
     assert slots_of([[0, 63, 64, 130, -1]], [[7, 3, 9]], 64).tolist() == [[448, 511, 192, 578, -1]]
 
 
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("heads", [1, 17, 64])
+@together("dtype", [np.float32, ml_dtypes.bfloat16])
+@together("heads", [1, 17, 64])
 @on_every_isa
 def test_quantised_keys(dtype, heads):
     rng = np.random.default_rng(0)
@@ -52,7 +53,7 @@ def test_quantised_keys(dtype, heads):
             assert np.isneginf(out[token, seen:]).all()
 
 
-@pytest.mark.parametrize("k", [1, 7, 64, 300])
+@together("k", [1, 7, 64, 300])
 def test_best_positions(k):
     rng = np.random.default_rng(k)
     scores = rng.integers(0, 20, (9, 200)).astype(np.float32)  # many ties
@@ -74,7 +75,7 @@ def test_slots_of_packed_queries():
     assert (out == got).all()
 
 
-@pytest.mark.parametrize(
+@together(
     ("call", "error", "words"),
     [
         (lambda: slots_of([[8]], [[1, 2]], 4), errors.ShapeError, "holds 8 tokens"),

@@ -21,6 +21,7 @@ from pagecore import (
 )
 from tests.ops.instruction_sets import on_every_isa
 from tests.reference import latent as reference
+from tests.together import together
 
 BF16 = ml_dtypes.bfloat16
 ROW_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
@@ -55,8 +56,8 @@ def test_worked_example_variants_a5_nvfp4_ds_mla_bytes():
     assert hashlib.sha256(row).hexdigest() == "82937d673cab79c72604785abe2db0b0eccaedc1da43dfb1af1d4d9a25602cf8"
 
 
-@pytest.mark.parametrize("dim", [2, 3, 7, 8, 15, 16, 45, 512])
-@pytest.mark.parametrize("stored", [np.float32, BF16, ml_dtypes.float8_e4m3fn])
+@together("dim", [2, 3, 7, 8, 15, 16, 45, 512])
+@together("stored", [np.float32, BF16, ml_dtypes.float8_e4m3fn])
 @on_every_isa
 def test_rows_without_a_rotary_part(dim, stored):
     rows = np.random.default_rng(dim).standard_normal((5, dim)).astype(np.float32)
@@ -78,8 +79,8 @@ def test_rows_of_one_number_without_a_rotary_part_are_refused():
     assert (cache == 7).all()
 
 
-@pytest.mark.parametrize("format", ROW_BYTES)
-@pytest.mark.parametrize("dtype", [np.float32, BF16, np.float16])
+@together("format", ROW_BYTES)
+@together("dtype", [np.float32, BF16, np.float16])
 @on_every_isa
 def test_packed_rows_equal_the_twin(format, dtype):
     rng = np.random.default_rng(1)
@@ -93,7 +94,7 @@ def test_packed_rows_equal_the_twin(format, dtype):
         assert got.tobytes() == twin(row.astype(np.float32))
 
 
-@pytest.mark.parametrize("format", ROW_BYTES)
+@together("format", ROW_BYTES)
 @on_every_isa
 def test_nan_and_infinity_are_read_back(format):
     """A NaN remains NaN, in "nvfp4_ds_mla" with the numbers that share its scale."""
@@ -159,7 +160,7 @@ def test_parts_in_planes_of_their_own():
     assert np.count_nonzero(rope) == 4
 
 
-@pytest.mark.parametrize("format", [*ROW_BYTES, "float8_e4m3fn"])
+@together("format", [*ROW_BYTES, "float8_e4m3fn"])
 def test_the_later_of_two_tokens_with_one_slot_stays(format):
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((4000, 576)).astype(np.float32)
@@ -193,7 +194,7 @@ def test_worked_example_variants_a6_index_page_bytes():
     assert hashlib.sha256(page).hexdigest() == "63e658c7c67a7ca64c4eaafa309b2af4cd01d91a24a2e3ebe895084b91c8f2cf"
 
 
-@pytest.mark.parametrize(
+@together(
     ("change", "error", "words"),
     [
         ({"slot_mapping": [99]}, errors.InvalidBlock, "slot_mapping[0] is 99"),
@@ -229,8 +230,8 @@ def test_a_read_only_cache_is_refused():
         write_latent(np.zeros((1, 512), np.float32), np.zeros((1, 64), np.float32), cache, None, [0])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("format", ROW_BYTES)
+@together("dtype", ["float32", "float16", "bfloat16"])
+@together("format", ROW_BYTES)
 @on_every_isa
 def test_quantize_and_dequantize_rows(format, dtype):
     rng = np.random.default_rng(2)
@@ -249,7 +250,7 @@ def test_quantize_and_dequantize_rows(format, dtype):
     assert (got == read.astype(np.float32).astype(kind)).all()
 
 
-@pytest.mark.parametrize(
+@together(
     ("call", "error", "words"),
     [
         (lambda: quantize(np.zeros((2, 512), np.float32), "fp8_ds_mla"), errors.ShapeError, "576"),

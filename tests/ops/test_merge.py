@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from pagecore import ops
 from tests.ops.cases import DTYPES, Shape, assert_lse_close, assert_output_close, make_case
 from tests.reference import attention as reference
+from tests.together import together
 
 SINKS = np.asarray([1.5, -2.0, 4.0, 0.0], np.float32)
 
@@ -19,8 +19,8 @@ def parts(dtype="float32", shape=(6, 4, 20), seed=0):
     return outs[0], lses[0], outs[1], lses[1]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(6, 4, 20), (1, 1, 1), (3, 8, 128), (0, 4, 8), (5, 3, 33)])
+@together("dtype", DTYPES)
+@together("shape", [(6, 4, 20), (1, 1, 1), (3, 8, 128), (0, 4, 8), (5, 3, 33)])
 def test_parts_are_joined_by_their_weights(dtype, shape):
     given = parts(dtype, shape)
     expected = reference.merge(*(x.astype(np.float64) for x in given))
@@ -30,8 +30,8 @@ def test_parts_are_joined_by_their_weights(dtype, shape):
     assert_lse_close(lse, expected[1], "float32")
 
 
-@pytest.mark.parametrize("split", [1, 16, 30, 99])
-@pytest.mark.parametrize("sinks", [None, SINKS])
+@together("split", [1, 16, 30, 99])
+@together("sinks", [None, SINKS])
 def test_attention_over_two_parts_is_attention_over_the_union(split, sinks):
     case = make_case(Shape(seq_lens=(100, 100), query_lens=(3, 1)), causal=False)
     case.options["sinks"] = sinks
@@ -57,8 +57,8 @@ def test_attention_over_two_parts_is_attention_over_the_union(split, sinks):
     assert_lse_close(lse, expected[1], "float32")
 
 
-@pytest.mark.parametrize("without_keys", [-np.inf, np.inf])
-@pytest.mark.parametrize("dtype", DTYPES)
+@together("without_keys", [-np.inf, np.inf])
+@together("dtype", DTYPES)
 def test_a_part_without_keys_is_ignored_with_any_output(dtype, without_keys):
     out_a, lse_a, out_b, lse_b = parts(dtype)
     lse_b[:] = without_keys
@@ -69,7 +69,7 @@ def test_a_part_without_keys_is_ignored_with_any_output(dtype, without_keys):
         np.testing.assert_array_equal(lse, lse_a)
 
 
-@pytest.mark.parametrize("without_keys", [(-np.inf, -np.inf), (np.inf, -np.inf), (np.inf, np.inf)])
+@together("without_keys", [(-np.inf, -np.inf), (np.inf, -np.inf), (np.inf, np.inf)])
 def test_two_parts_without_keys_give_zero_and_minus_infinity(without_keys):
     out_a, lse_a, out_b, lse_b = parts()
     lse_a[2], lse_b[2] = without_keys
@@ -80,7 +80,7 @@ def test_two_parts_without_keys_give_zero_and_minus_infinity(without_keys):
     assert np.isfinite(out).all()
 
 
-@pytest.mark.parametrize("without_keys", [-np.inf, np.inf])
+@together("without_keys", [-np.inf, np.inf])
 def test_nan_remains_nan_next_to_a_part_without_keys(without_keys):
     out_a, lse_a, out_b, lse_b = parts()
     lse_a[2], lse_b[2] = np.nan, without_keys
@@ -101,7 +101,7 @@ def test_huge_and_tiny_weights_neither_overflow_nor_vanish():
     np.testing.assert_allclose(lse, expected[1], rtol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@together("dtype", DTYPES)
 def test_parts_and_results_may_be_strided(dtype):
     given = parts(dtype)
     expected = ops.merge_attention(*given)
@@ -121,7 +121,7 @@ def test_parts_and_results_may_be_strided(dtype):
     assert np.isnan(memory[:, :, 23:].astype(np.float32)).all()
 
 
-@pytest.mark.parametrize("which", [0, 2])
+@together("which", [0, 2])
 def test_the_result_may_take_the_place_of_either_part(which):
     given = list(parts())
     expected = ops.merge_attention(*given)

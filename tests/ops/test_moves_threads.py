@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
 import pagecore
 from pagecore import ops
 from tests.ops.block_cases import batch_of, random_numbers
 from tests.ops.cases import LAYOUTS, empty_cache
 from tests.ops.instruction_sets import on_every_isa
+from tests.together import together
 
 SHAPE = (70, 16, 4, 64)
 
@@ -40,7 +40,7 @@ def pairs(seed: int) -> Any:
     return np.random.default_rng(seed).integers(1, SHAPE[0], (200, 2))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@together("layout", LAYOUTS)
 def test_copies_follow_the_order_of_the_pairs(layout):
     def work() -> list[Any]:
         made = caches(layout, 0)
@@ -56,8 +56,8 @@ def test_copies_follow_the_order_of_the_pairs(layout):
     assert one == [np.ascontiguousarray(cache).tobytes() for cache in expected]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dims", [(64, 4, 64), (61, 3, 67)])
+@together("layout", LAYOUTS)
+@together("dims", [(64, 4, 64), (61, 3, 67)])
 @on_every_isa
 def test_copies_larger_than_the_caches_are_exact(layout, dims):
     """No block is both a source and a target, so that streaming stores copy them."""
@@ -81,7 +81,7 @@ def test_copies_larger_than_the_caches_are_exact(layout, dims):
     assert one == [np.ascontiguousarray(expected + i).tobytes() for i in range(2)]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@together("layout", LAYOUTS)
 def test_of_two_transfers_to_a_block_the_later_one_stays(layout):
     sources = caches(layout, 0)
 
@@ -99,8 +99,8 @@ def test_of_two_transfers_to_a_block_the_later_one_stays(layout):
     assert one == [np.ascontiguousarray(cache).tobytes() for cache in expected]
 
 
-@pytest.mark.parametrize("ordered", [False, True])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@together("ordered", [False, True])
+@together("layout", LAYOUTS)
 def test_sequences_come_out_and_go_in_again(layout, ordered):
     table, lens = batch_of([300, 1, 0, 517, 200], 16, SHAPE[0], holes=0.1, ordered=ordered)
     table = np.concatenate([table, table[::-1]])  # each block in two sequences: the later one stays

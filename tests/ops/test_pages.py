@@ -10,6 +10,7 @@ import pytest
 
 from pagecore import as_tensor, errors, ops
 from tests.reference import pages as reference
+from tests.together import together
 
 LENGTHS = [[20, 1, 0, 16, 33], [0, 0], [], [1], [100]]
 
@@ -21,9 +22,9 @@ def random_table(lens: list[int], block_size: int, dtype: str = "int32", rows: i
     return rng.integers(0, 50, (len(lens) if rows is None else rows, width)).astype(dtype)
 
 
-@pytest.mark.parametrize("lens", LENGTHS)
-@pytest.mark.parametrize("block_size", [1, 5, 16])
-@pytest.mark.parametrize("dtype", ["int32", "int64", "uint16"])
+@together("lens", LENGTHS)
+@together("block_size", [1, 5, 16])
+@together("dtype", ["int32", "int64", "uint16"])
 def test_lists_are_the_blocks_of_each_sequence_and_give_the_table_back(lens, block_size, dtype):
     table = random_table(lens, block_size, dtype)
     lists = ops.pages_from_table(table, lens, block_size)
@@ -43,7 +44,7 @@ def test_without_lengths_every_last_page_is_full():
     assert lens.tolist() == reference.table_from_pages(indptr, indices, None, 8)[1]
 
 
-@pytest.mark.parametrize("last", [0, 1, 8])
+@together("last", [0, 1, 8])
 def test_the_last_page_of_a_sequence_without_pages_is_ignored(last):
     """FlashInfer's users compute ``(length - 1) % page_size + 1``, which is the page size for a length of 0."""
     indptr, indices, last_page_len = [0, 2, 2, 3], [7, 3, 9], [4, last, 8]
@@ -111,7 +112,7 @@ def test_results_are_arrays_of_the_caller(torch):
     assert type(ops.pages_from_table(as_tensor(np.array([[1]])), [1], 4)[1]).__name__ == "Tensor"
 
 
-@pytest.mark.parametrize(
+@together(
     ("change", "error", "message"),
     [
         ({"indptr": []}, errors.ShapeError, "indptr has no entries"),
@@ -139,7 +140,7 @@ def test_invalid_lists_are_refused(change, error, message):
         ops.table_from_pages(**given)
 
 
-@pytest.mark.parametrize(
+@together(
     ("change", "error", "message"),
     [
         ({"seq_lens": [5]}, errors.ShapeError, "block_table has 2 rows for 1 sequences; .* pass rows="),

@@ -16,6 +16,7 @@ from tests.ops import formats_twin as twin
 from tests.ops.cases import DTYPES
 from tests.ops.instruction_sets import on_every_isa
 from tests.ops.written_cases import ALL, factor_of, hard_numbers, kind_of
+from tests.together import together
 
 
 def given_factor(format: str) -> float | None:
@@ -46,9 +47,9 @@ def known_rows(count: int, dim: int, dtype: str, format: str) -> tuple[Any, Any,
         return x, codes, scales, {out: numbers.astype(DTYPES[out]) for out in DTYPES}
 
 
-@pytest.mark.parametrize("format", ALL)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dim", [32, 128, 480])
+@together("format", ALL)
+@together("dtype", DTYPES)
+@together("dim", [32, 128, 480])
 @on_every_isa
 def test_codes_scales_and_numbers_are_the_twins(dim, dtype, format):
     x, expected_codes, expected_scales, numbers = known_rows(400, dim, dtype, format)
@@ -65,8 +66,8 @@ def test_codes_scales_and_numbers_are_the_twins(dim, dtype, format):
         assert_numbers(pagecore.dequantize(codes, format, scales, factor, dtype=out), numbers[out])
 
 
-@pytest.mark.parametrize("format", ALL)
-@pytest.mark.parametrize("dtype", DTYPES)
+@together("format", ALL)
+@together("dtype", DTYPES)
 @on_every_isa
 def test_rows_that_end_within_vectors(dtype, format):
     """Rows are quantised by whole vectors, of which the last overlaps the one before it or is padded."""
@@ -80,7 +81,7 @@ def test_rows_that_end_within_vectors(dtype, format):
             assert_bytes(scales, expected_scales)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@together("format", FORMATS)
 @on_every_isa
 def test_every_code_with_every_kind_of_scale_is_read(format):
     """Codes and scales that no write gives: NaN, zero, negative, the smallest and the largest."""
@@ -100,7 +101,7 @@ def test_every_code_with_every_kind_of_scale_is_read(format):
         assert_numbers(pagecore.dequantize(codes.view(kind.dtype.numpy), format, scales, factor), expected)
 
 
-@pytest.mark.parametrize("format", ["float8_e4m3fn", "float8_e5m2"])
+@together("format", ["float8_e4m3fn", "float8_e5m2"])
 @on_every_isa
 def test_dense_float32_around_every_tie(format):
     table = twin.E4M3 if format == "float8_e4m3fn" else twin.E5M2
@@ -110,8 +111,8 @@ def test_dense_float32_around_every_tie(format):
     assert_bytes(pagecore.quantize(x, format)[0], twin.quantize_row(x, format)[0])
 
 
-@pytest.mark.parametrize("factor", [1.0, 0.7, 1.37e-3, 3.1e-30, 2.9e30])
-@pytest.mark.parametrize("format", ["nvfp4", "nvfp4_4over6"])
+@together("factor", [1.0, 0.7, 1.37e-3, 3.1e-30, 2.9e30])
+@together("format", ["nvfp4", "nvfp4_4over6"])
 @on_every_isa
 def test_quotients_around_every_tie_are_rounded_as_divisions(format, factor):
     random = np.random.default_rng(3)
@@ -129,7 +130,7 @@ def test_quotients_around_every_tie_are_rounded_as_divisions(format, factor):
     assert_bytes(scales, expected_scales)
 
 
-@pytest.mark.parametrize("factor", [1.0, 0.25, 2.0**-61, 0.7])
+@together("factor", [1.0, 0.25, 2.0**-61, 0.7])
 @on_every_isa
 def test_bfloat16_at_ties_and_beside_them_by_every_scale(factor):
     """Quotients by a power of two times e4m3 are compared with ties without being rounded as divisions."""
@@ -145,8 +146,8 @@ def test_bfloat16_at_ties_and_beside_them_by_every_scale(factor):
     assert_bytes(scales, expected_scales)
 
 
-@pytest.mark.parametrize("format", ALL)
-@pytest.mark.parametrize("change", ["empty", "one row", "strided", "reversed", "transposed", "offset"])
+@together("format", ALL)
+@together("change", ["empty", "one row", "strided", "reversed", "transposed", "offset"])
 def test_any_leading_axes_and_strides(change, format):
     x = hard_numbers(96, 64).reshape(2, 3, 16, 64)
     x = {
@@ -209,7 +210,7 @@ X = np.ones((4, 3, 32), np.float32)
 SHAPE, DTYPE, OPTION = errors.ShapeError, errors.UnsupportedDtype, errors.UnsupportedOption
 
 
-@pytest.mark.parametrize(
+@together(
     ("arguments", "error", "message"),
     [
         ((X, "int8"), OPTION, "format is 'int8'; use one of float8_e4m3fn.*nvfp4_4over6, fp8_ds_mla.*, kivi4"),
@@ -236,7 +237,7 @@ def test_quantize_refuses(arguments, error, message):
 CODES, SCALES = pagecore.quantize(X, "nvfp4")
 
 
-@pytest.mark.parametrize(
+@together(
     ("arguments", "error", "message"),
     [
         ({"format": "int4"}, OPTION, "format is 'int4'"),

@@ -263,7 +263,7 @@ BAD_WRITE: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "error", "message"), BAD_WRITE)
+@together(("change", "error", "message"), BAD_WRITE)
 def test_write_kv_refuses(change, error, message):
     arguments = WRITE | change
     caches = [arguments["key_cache"], arguments["value_cache"]]
@@ -287,7 +287,7 @@ BAD_COPIES: list[tuple[Any, Any, type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("caches", "pairs", "error", "message"), BAD_COPIES)
+@together(("caches", "pairs", "error", "message"), BAD_COPIES)
 def test_copy_blocks_refuses(caches, pairs, error, message):
     arrays = [cache for cache in (caches if isinstance(caches, list) else ()) if isinstance(cache, np.ndarray)]
     for array in arrays:
@@ -322,7 +322,7 @@ BAD_MERGES: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "error", "message"), BAD_MERGES)
+@together(("change", "error", "message"), BAD_MERGES)
 def test_merge_attention_refuses(change, error, message):
     arguments = MERGE | {"out": f32(3, 4, 8) * 7, "lse": f32(3, 4) * 7} | change
     unchanged = snapshot(arguments["out"], arguments["lse"])

@@ -14,13 +14,14 @@ from tests.ops import kivi_twin as twin
 from tests.ops.cases import DTYPES, LAYOUTS, Shape, empty_cache, random_mask, snapshot
 from tests.ops.instruction_sets import on_every_isa
 from tests.ops.sealed_cases import BITS, empty_sealed, make_sealed_case
+from tests.together import together
 
 MIXED: dict[str, Any] = {"seq_lens": (70, 33, 1, 16, 300, 0), "query_lens": (7, 1, 1, 16, 40, 2)}
 DECODE: dict[str, Any] = {"seq_lens": (96, 33, 1, 300, 0)}
 
 
-@pytest.mark.parametrize("lens", [MIXED, DECODE], ids=["mixed", "decode"])
-@pytest.mark.parametrize("bits", [(2, 2), (4, 4), (2, 4)], ids=str)
+@together("lens", [MIXED, DECODE])
+@together("bits", [(2, 2), (4, 4), (2, 4)])
 @on_every_isa
 def test_sealed_and_new_tokens_on_every_instruction_set(bits, lens):
     for i, dtype in enumerate(DTYPES):
@@ -47,7 +48,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@together("name", OPTIONS)
 def test_options_count_in_positions_of_the_whole_sequence(name):
     for lens in (MIXED, DECODE):
         shape = Shape(cache_dtype="float16", index_dtype="int64", shuffle_rows=True, **lens)
@@ -67,7 +68,7 @@ def test_masks_and_selections():
     np.testing.assert_allclose(case.run(indices=indices), case.run(mask=mask), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@together("layout", LAYOUTS)
 def test_layouts_of_the_sealed_planes(layout):
     case = make_sealed_case(Shape(layout=layout, **DECODE), (2, 2))
     sealed = case.sealed
@@ -106,8 +107,8 @@ def new_blocks(dtype: str = "bfloat16", layout: str = "NHD", size: int = 32) -> 
     return caches[0], caches[1]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("bits", [(2, 2), (4, 2)], ids=str)
+@together("dtype", DTYPES)
+@together("bits", [(2, 2), (4, 2)])
 def test_sealed_blocks_have_the_codes_of_quantize(bits, dtype):
     for layout in LAYOUTS:
         key, value = new_blocks(dtype, layout)
@@ -211,7 +212,7 @@ def test_decode_steps_that_seal_blocks_as_they_fill():
 SHAPE, DTYPE, OPTION = errors.ShapeError, errors.UnsupportedDtype, errors.UnsupportedOption
 
 
-@pytest.mark.parametrize(
+@together(
     ("change", "error", "message"),
     [
         ({"key": np.zeros((6, 2, 4, 64), np.int64)}, DTYPE, "sealed key is int64.*words of int32"),
@@ -246,7 +247,7 @@ def test_planes_that_do_not_match_are_refused_before_anything_is_written(change,
         pagecore.paged_attention(query, key, value, [[1]], [32], sealed=sealed)
 
 
-@pytest.mark.parametrize(
+@together(
     ("pairs", "error", "message"),
     [
         ([(4, 1)], errors.InvalidBlock, "source of pair 0 is 4"),
@@ -277,7 +278,7 @@ def test_seal_kv_refuses_memory_that_it_also_reads():
         pagecore.seal_kv(key, value, sealed._replace(key=frozen), [(1, 1)])
 
 
-@pytest.mark.parametrize(
+@together(
     ("change", "error", "message"),
     [
         ({"lens": [30, 32]}, SHAPE, "lens.0. is 30; .*multiple of .*32"),

@@ -13,6 +13,7 @@ from pagecore import errors, ops
 from tests.ops.cases import DTYPES
 from tests.ops.instruction_sets import on_every_isa
 from tests.reference import sparse
+from tests.together import together
 
 RNG = np.random.default_rng
 
@@ -91,7 +92,7 @@ SELECT_REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", SELECT_REFUSED)
+@together("name", SELECT_REFUSED)
 def test_select_refuses(name):
     options, kind, message = SELECT_REFUSED[name]
     given: dict[str, Any] = {"scores": np.zeros((2, 4), np.float32), "budget": 1, **options}
@@ -267,7 +268,7 @@ SUMMARY_REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", SUMMARY_REFUSED)
+@together("name", SUMMARY_REFUSED)
 def test_a_write_refuses_summaries_before_it_writes(name):
     options, kind, message = SUMMARY_REFUSED[name]
     cache, key = np.full((2, 4, 1, 8), 7, np.float32), np.zeros((1, 1, 8), np.float32)
@@ -298,8 +299,8 @@ def test_a_bad_slot_leaves_the_summaries_unchanged():
     assert (high == 7).all()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("dim", [2, 70])
+@together("dtype", ["float32", "bfloat16"])
+@together("dim", [2, 70])
 @on_every_isa
 def test_a_query_component_of_zero_contributes_zero_to_infinite_bounds(dtype, dim):
     low, high = np.ones((2, 4, 1, dim), DTYPES[dtype])

@@ -14,6 +14,7 @@ from tests.ops.cases import DTYPES, LAYOUTS, Shape, assert_lse_close, assert_out
 from tests.ops.instruction_sets import on_every_isa
 from tests.ops.selections import expect, poison, random_selection
 from tests.ops.test_attention_invariance import among, assert_same_bits, plan_for
+from tests.together import together
 
 LENS = {
     "decode": {"seq_lens": (300, 33, 1, 0, 130)},
@@ -37,17 +38,17 @@ def check(shape: Shape, *, by_block: bool = True, seed: int = 3, counted: bool =
     assert_lse_close(lse, expected[1], str(case.query.dtype))
 
 
-@pytest.mark.parametrize("lens", LENS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("by_block", [True, False], ids=["blocks", "indices"])
-@pytest.mark.parametrize("dim", [64, 40, 128])
+@together("lens", LENS)
+@together("dtype", ["float32", "bfloat16"])
+@together("by_block", [True, False])
+@together("dim", [64, 40, 128])
 @on_every_isa
 def test_every_instruction_set_attends_to_what_each_head_selects(lens, dtype, by_block, dim):
     shape = Shape(heads=(8, 2), dims=(dim, dim), query_dtype=dtype, cache_dtype=dtype, **LENS[lens])
     check(shape, by_block=by_block)
 
 
-@pytest.mark.parametrize(
+@together(
     "options",
     [
         {"window": 50},
@@ -56,16 +57,15 @@ def test_every_instruction_set_attends_to_what_each_head_selects(lens, dtype, by
         {"softcap": 3.0},
         {"scale": 0.3, "window": 7},
     ],
-    ids=str,
 )
-@pytest.mark.parametrize("lens", LENS)
-@pytest.mark.parametrize("by_block", [True, False], ids=["blocks", "indices"])
+@together("lens", LENS)
+@together("by_block", [True, False])
 def test_windows_and_causality_use_true_positions(options, lens, by_block):
     check(Shape(**LENS[lens]), by_block=by_block, **options)
 
 
-@pytest.mark.parametrize("lens", LENS)
-@pytest.mark.parametrize("by_block", [True, False], ids=["blocks", "indices"])
+@together("lens", LENS)
+@together("by_block", [True, False])
 @on_every_isa
 def test_biases_sinks_and_masks_use_true_positions(lens, by_block):
     shape = Shape(**LENS[lens])
@@ -74,15 +74,15 @@ def test_biases_sinks_and_masks_use_true_positions(lens, by_block):
     check(shape, by_block=by_block, mask=random_mask(shape), window=100)
 
 
-@pytest.mark.parametrize("block_size", [1, 5, 16, 64, 100])
-@pytest.mark.parametrize("lens", LENS)
+@together("block_size", [1, 5, 16, 64, 100])
+@together("lens", LENS)
 def test_every_block_size(block_size, lens):
     check(Shape(block_size=block_size, **LENS[lens]))
     check(Shape(block_size=block_size, **LENS[lens]), by_block=False, counted=False)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("cache_dtype", DTYPES)
+@together("layout", LAYOUTS)
+@together("cache_dtype", DTYPES)
 def test_every_layout_and_dtype(layout, cache_dtype):
     check(Shape(layout=layout, cache_dtype=cache_dtype, index_dtype="int64", shuffle_rows=True, **LENS["mixed"]))
 
@@ -106,10 +106,8 @@ def test_a_selection_of_all_blocks_gives_the_bits_of_no_selection():
     )
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize(
-    "lens", [{"seq_lens": (9000, 3000, 50)}, {"seq_lens": (3000, 50), "query_lens": (200, 2)}], ids=str
-)
+@together("threads", [1, 2, 3])
+@together("lens", [{"seq_lens": (9000, 3000, 50)}, {"seq_lens": (3000, 50), "query_lens": (200, 2)}])
 def test_long_selections_are_split_among_threads(threads, lens):
     pagecore.set_num_threads(threads)
     try:
@@ -152,7 +150,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@together("name", REFUSED)
 def test_refusals_come_before_anything_is_written(name):
     options, kind, message = REFUSED[name]
     case = make_case(Shape((40,), heads=(2, 1)))
@@ -177,8 +175,8 @@ def test_a_selection_needs_no_more_than_the_attended_keys():
     assert ops.select(np.zeros((2, 1, 4), np.float32), 1, lens=[0, 1])[1].tolist() == [[0], [1]]
 
 
-@pytest.mark.parametrize("format", ["float8_token", "int8_token", "int4_token", "nvfp4", "mxfp8"])
-@pytest.mark.parametrize("by_block", [True, False], ids=["blocks", "indices"])
+@together("format", ["float8_token", "int8_token", "int4_token", "nvfp4", "mxfp8"])
+@together("by_block", [True, False])
 @on_every_isa
 def test_selected_rows_of_a_quantised_cache(format, by_block):
     case = make_case(Shape(seq_lens=(300, 33, 1, 130), query_lens=(7, 1, 1, 2), query_dtype="bfloat16"))
@@ -196,7 +194,7 @@ def test_selected_rows_of_a_quantised_cache(format, by_block):
     assert_output_close(got, expect(replace(case, **exact), lists, counts, unit)[0])
 
 
-@pytest.mark.parametrize(("name", "entry"), [("blocks", 40), ("indices", 40), ("blocks", -2), ("indices", -2)])
+@together(("name", "entry"), [("blocks", 40), ("indices", 40), ("blocks", -2), ("indices", -2)])
 def test_errors_name_the_argument_also_for_blocks_of_one_token(name, entry):
     case = make_case(Shape((40,), heads=(2, 1), block_size=1))
     with pytest.raises(errors.ShapeError, match=rf"^{name}\[0, 0, 1\] is {entry} "):

@@ -17,6 +17,7 @@ from tests.ops.instruction_sets import on_every_isa
 from tests.ops.test_chunked_attention import case, check
 from tests.reference.attention import allowed
 from tests.reference.attention import paged_attention as reference
+from tests.together import together
 
 LENS = [(150, 37), (1, 1), (64, 64), (300, 1), (129, 5), (100, 0), (3, 3), (20, 20)]
 
@@ -33,8 +34,8 @@ def known_results(sink_tokens, window, causal):
     return reference(*arguments, cu_query_lens=cu, sink_tokens=sink_tokens, window=window, causal=causal)
 
 
-@pytest.mark.parametrize("sink_tokens", [1, 4, 16, 63, 64, 70, 500])
-@pytest.mark.parametrize("window", [1, 8, 64, 90, (30, 7)])
+@together("sink_tokens", [1, 4, 16, 63, 64, 70, 500])
+@together("window", [1, 8, 64, 90, (30, 7)])
 @on_every_isa
 def test_sink_tokens_agree_with_the_reference(sink_tokens, window):
     for causal in (True, False):
@@ -43,8 +44,8 @@ def test_sink_tokens_agree_with_the_reference(sink_tokens, window):
         check(arguments, cu, known=known_results(**options), **options)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("dim", [64, 128, 80])
+@together("dtype", ["float16", "bfloat16"])
+@together("dim", [64, 128, 80])
 @on_every_isa
 def test_half_precision(dtype, dim):
     for query_lens in ((70, 130, 1), (1, 1, 1)):
@@ -59,7 +60,7 @@ def test_half_precision(dtype, dim):
         make_case(shape, window=50, sink_tokens=4).check()
 
 
-@pytest.mark.parametrize("format", ["float8_e4m3fn", "int8_token", "int4_token", "nvfp4", "mxfp8"])
+@together("format", ["float8_e4m3fn", "int8_token", "int4_token", "nvfp4", "mxfp8"])
 @on_every_isa
 def test_quantised_caches(format):
     rng = np.random.default_rng(0)
@@ -86,8 +87,8 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("planned", [None, False, True])
+@together("option", OPTIONS)
+@together("planned", [None, False, True])
 @on_every_isa
 def test_sink_tokens_combine_with_other_options(option, planned):
     lens = [(150, 37), (90, 90), (77, 1)]
@@ -160,7 +161,7 @@ def test_any_batch_keeps_the_bounds(data):
     made.check()
 
 
-@pytest.mark.parametrize("sizes", [(1,) * 4 + (66,), (33, 37), (69, 1)], ids=str)
+@together("sizes", [(1,) * 4 + (66,), (33, 37), (69, 1)])
 @on_every_isa
 def test_invariant_bits_do_not_depend_on_the_steps_of_a_prompt(sizes):
     shape = Shape((2600,), (70,), heads=(4, 1), dims=(64, 64), query_dtype="bfloat16", cache_dtype="bfloat16")
@@ -181,7 +182,7 @@ def test_invariant_bits_do_not_depend_on_the_steps_of_a_prompt(sizes):
         begin += size
 
 
-@pytest.mark.parametrize(
+@together(
     ("options", "message"),
     [
         ({"sink_tokens": -1, "window": 4}, "sink_tokens is -1; it must be at least 0"),

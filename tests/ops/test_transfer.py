@@ -32,7 +32,7 @@ def check_transfer(source: Any, target: Any, pairs: Any) -> None:
 
 @together("source_layout", LAYOUTS)
 @together("target_layout", LAYOUTS)
-@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("float32", "bfloat16"), ("float16", "float32")])
+@together("dtypes", [("float32", "float32"), ("float32", "bfloat16"), ("float16", "float32")])
 def test_blocks_arrive_in_every_layout_and_dtype(source_layout, target_layout, dtypes):
     source = random_cache(source_layout, (10, 4, 3, 8), dtypes[0])
     target = random_cache(target_layout, (7, 4, 3, 8), dtypes[1], seed=1)
@@ -40,13 +40,13 @@ def test_blocks_arrive_in_every_layout_and_dtype(source_layout, target_layout, d
 
 
 @together("dtype", ANY_DTYPE)
-@pytest.mark.parametrize("rest", RANKS)
+@together("rest", RANKS)
 def test_blocks_of_any_dtype_and_rank_arrive_bit_for_bit(dtype, rest):
     check_transfer(random_bytes((10, 3, *rest), dtype), random_bytes((7, 3, *rest), dtype, 1), PAIRS)
 
 
-@pytest.mark.parametrize("layouts", [("NHD", "NHD"), ("NHD", "HND"), ("HND", "NHD"), ("padded", "HND")])
-@pytest.mark.parametrize("dtypes", [("bfloat16", "bfloat16"), ("float32", "bfloat16"), ("bfloat16", "float32")])
+@together("layouts", [("NHD", "NHD"), ("NHD", "HND"), ("HND", "NHD"), ("padded", "HND")])
+@together("dtypes", [("bfloat16", "bfloat16"), ("float32", "bfloat16"), ("bfloat16", "float32")])
 def test_large_transfers_are_complete(layouts, dtypes):
     source = random_cache(layouts[0], (200, 16, 8, 128), dtypes[0])
     target = random_cache(layouts[1], (230, 16, 8, 128), dtypes[1], seed=1)
@@ -64,7 +64,7 @@ def test_of_pairs_with_one_target_the_later_one_stays():
     assert target[:, 0].tolist() == [0, 0, 5, 3]
 
 
-@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@together("layout", ["NHD", "HND"])
 def test_without_a_null_block_block_0_moves_as_any_other(layout):
     """As in a pool by layers and one by pages: [layers, tokens, heads, dim] and [pages, layers, size, heads, dim]."""
     tokens = random_numbers((3, 7 * 4, 2, 8), "float16")
@@ -80,7 +80,7 @@ def test_without_a_null_block_block_0_moves_as_any_other(layout):
         assert not target[[1, 3, 4, 5]].any()
 
 
-@pytest.mark.parametrize("pair", [(-1, 1), (1, -1), (7, 1), (1, 7)])
+@together("pair", [(-1, 1), (1, -1), (7, 1), (1, 7)])
 def test_without_a_null_block_blocks_outside_are_refused(pair):
     source, target = np.ones((7, 4, 2), np.float32), np.zeros((7, 4, 2), np.float32)
     with pytest.raises(errors.InvalidBlock, match=r"of pair 1 is -?[17] .* expected 0 to 6$"):
@@ -88,7 +88,7 @@ def test_without_a_null_block_blocks_outside_are_refused(pair):
     assert not target.any()
 
 
-@pytest.mark.parametrize("pairs", [[], (), np.zeros((0, 2), np.int32), np.zeros((0, 2), np.float32)])
+@together("pairs", [[], (), np.zeros((0, 2), np.int32), np.zeros((0, 2), np.float32)])
 def test_no_pairs_move_nothing(pairs):
     target = np.ones((3, 2), np.float32)
     ops.transfer_blocks(np.zeros((3, 2), np.float32), target, pairs)
@@ -116,7 +116,7 @@ def test_each_plane_of_a_list_moves_to_its_target():
         assert target.tobytes() == want.tobytes()
 
 
-@pytest.mark.parametrize("layouts", [("layerwise", "blockwise"), ("BNCLHD", "LBCHND")])
+@together("layouts", [("layerwise", "blockwise"), ("BNCLHD", "LBCHND")])
 def test_pools_of_different_layouts_exchange_blocks(layouts):
     spec = AttentionSpec(num_kv_heads=2, head_dim=8, dtype="float32")
     here, there = KVPool(spec, 3, 6, 4, layouts[0], "cpu"), KVPool(spec, 3, 9, 4, layouts[1], "cpu")
@@ -130,7 +130,7 @@ def test_pools_of_different_layouts_exchange_blocks(layouts):
         assert not theirs.numpy()[[0, 1, 3, 4, 5, 6, 7]].any()
 
 
-@pytest.mark.parametrize("layout", ["blockwise", "layerwise", "BNCLHD", "LBHCND"])
+@together("layout", ["blockwise", "layerwise", "BNCLHD", "LBHCND"])
 def test_interleaved_planes_of_one_pool_are_known_to_be_apart(layout):
     """The planes span the same bytes and share none."""
     pool = KVPool(AttentionSpec(num_kv_heads=8, head_dim=128, dtype="bfloat16"), 4, 300, 16, layout, "cpu")
@@ -146,7 +146,7 @@ def test_interleaved_planes_of_one_pool_are_known_to_be_apart(layout):
         ops.transfer_blocks([*sources[:3]], [*targets[:2], sources[1]], [(1, 2)])
 
 
-@pytest.mark.parametrize("shift", [0, 1, 5])
+@together("shift", [0, 1, 5])
 def test_targets_that_share_memory_with_a_source_are_refused(shift):
     memory = np.arange(40, dtype=np.float32)
     source, target = memory[:32].reshape(4, 8), memory[shift : shift + 32].reshape(4, 8)
@@ -160,7 +160,7 @@ def test_targets_that_share_memory_with_a_source_are_refused(shift):
     assert unchanged()
 
 
-@pytest.mark.parametrize("pair", [(0, 1), (1, 0), (-1, 2), (2, -1), (10, 2), (2, 7), (1, 2**40), (2**31 - 1, 1)])
+@together("pair", [(0, 1), (1, 0), (-1, 2), (2, -1), (10, 2), (2, 7), (1, 2**40), (2**31 - 1, 1)])
 def test_one_bad_pair_leaves_every_target_as_it_was(pair):
     sources = [random_bytes((12, 3), "int8"), random_bytes((10, 3), "int8")]
     targets = [random_bytes((7, 3), "int8", 1), random_bytes((8, 3), "int8", 1)]

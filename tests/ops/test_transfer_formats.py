@@ -25,6 +25,7 @@ from tests.ops import formats_twin as twin
 from tests.ops.cases import DTYPES
 from tests.ops.instruction_sets import on_every_isa
 from tests.reference import latent as reference
+from tests.together import together
 
 PAIRS = np.array([(3, 1), (4, 2), (1, 6), (5, 3), (2, 6)], np.int32)  # block 6 is written twice
 SHAPE = (5, 3, 64)  # tokens, heads, dim
@@ -131,7 +132,7 @@ def test_without_a_null_block_block_0_is_converted_as_any_other():
         transfer_blocks(plain, codes, [(-1, 3)], target_scales=scales, null_block=False)
 
 
-@pytest.mark.parametrize("names", DIFFERENT, ids=str)
+@together("names", DIFFERENT)
 def test_blocks_are_converted_as_by_the_twin(names):
     source, target, expected = sides(names, ("HND", "NHD"))
     unchanged = source.memory()
@@ -140,17 +141,15 @@ def test_blocks_are_converted_as_by_the_twin(names):
     assert source.memory() == unchanged
 
 
-@pytest.mark.parametrize("layouts", [("NHD", "NHD"), ("HND", "HND"), ("HND", "NHD")], ids=str)
-@pytest.mark.parametrize(
-    "names", [("float16", "int8_token"), ("nvfp4", "mxfp8"), ("int4_token", "int4_token")], ids=str
-)
+@together("layouts", [("NHD", "NHD"), ("HND", "HND"), ("HND", "NHD")])
+@together("names", [("float16", "int8_token"), ("nvfp4", "mxfp8"), ("int4_token", "int4_token")])
 def test_rows_that_follow_each_other(names, layouts):
     source, target, expected = sides(names, layouts)
     transfer_blocks(source.codes, target.codes, PAIRS, source_scales=source.scale, target_scales=target.scale)
     assert target.memory() == expected.memory()
 
 
-@pytest.mark.parametrize("names", [("bfloat16", "int8_token"), ("nvfp4", "float32"), ("mxfp8", "int4_token")], ids=str)
+@together("names", [("bfloat16", "int8_token"), ("nvfp4", "float32"), ("mxfp8", "int4_token")])
 @on_every_isa
 def test_every_instruction_set(names):
     source, target, expected = sides(names, ("NHD", "HND"))
@@ -158,7 +157,7 @@ def test_every_instruction_set(names):
     assert target.memory() == expected.memory()
 
 
-@pytest.mark.parametrize("factors", [(0.5, 0.25), ([0.5, 1, 2], 1.0), ([0.5, 1, 2], [0.5, 1, 2])])
+@together("factors", [(0.5, 0.25), ([0.5, 1, 2], 1.0), ([0.5, 1, 2], [0.5, 1, 2])])
 def test_factors_of_heads(factors):
     source, target, expected = sides(("float8_e4m3fn", "float8_e4m3fn"), ("NHD", "NHD"), factors)
     transfer_blocks(source.codes, target.codes, PAIRS, source_scales=factors[0], target_scales=factors[1])
@@ -175,7 +174,7 @@ def test_many_caches_of_which_some_are_converted():
     assert np.isnan(other[[0, 4, 5, 7]].astype(np.float32)).all()
 
 
-@pytest.mark.parametrize("layout", ["layerwise", "LBNCHD", "LBCNHD", "blockwise"])
+@together("layout", ["layerwise", "LBNCHD", "LBCNHD", "blockwise"])
 def test_pools_of_two_formats(layout):
     specs = [AttentionSpec(2, 32, format=name, num_query_heads=2) for name in ("mxfp8", "int4_token")]
     pools = [KVPool(spec, 2, 6, 4, layout=order) for spec, order in zip(specs, (layout, "layerwise"), strict=True)]
@@ -210,7 +209,7 @@ def threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("names", [("float32", "int8_token"), ("int8_token", "mxfp8"), ("mxfp8", "bfloat16")], ids=str)
+@together("names", [("float32", "int8_token"), ("int8_token", "mxfp8"), ("mxfp8", "bfloat16")])
 def test_shared_work_is_complete(names):
     """Blocks that four threads share, one target being written by many pairs."""
     rng = np.random.default_rng(0)
@@ -247,9 +246,7 @@ def latents(name: str, num_blocks: int) -> Any:
     return np.full((num_blocks, 4, LATENT_ROWS[name]), 0x7F, np.uint8).view(dtype)
 
 
-@pytest.mark.parametrize(
-    "names", [(a, b) for a in LATENT_ROWS for b in LATENT_ROWS if a != b and not {a, b} <= set(DTYPES)], ids=str
-)
+@together("names", [(a, b) for a in LATENT_ROWS for b in LATENT_ROWS if a != b and not {a, b} <= set(DTYPES)])
 @on_every_isa
 def test_latents_are_converted_as_by_the_twin(names):
     rows = np.random.default_rng(0).standard_normal((28, 576)).astype(np.float32)
@@ -284,7 +281,7 @@ def planes(name: str, heads: int = 3) -> tuple[Any, Any]:
 INT8, INT8_SCALES = planes("int8_token")
 
 
-@pytest.mark.parametrize(
+@together(
     ("target", "options", "error", "words"),
     [
         (
@@ -323,7 +320,7 @@ def test_written_scales_are_apart():
         transfer_blocks(source.codes, target.codes, PAIRS, source_scales=source.plane, target_scales=source.plane)
 
 
-@pytest.mark.parametrize(
+@together(
     ("target", "scales", "words"),
     [
         (INT8[..., :8], INT8_SCALES, "source_cache has rows of"),

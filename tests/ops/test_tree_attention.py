@@ -13,6 +13,7 @@ from tests.ops.cases import Shape, make_case
 from tests.ops.instruction_sets import on_every_isa
 from tests.ops.trees import tree_case
 from tests.reference.trees import bits_of, depths_of, random_parents, words_of
+from tests.together import together
 
 BRANCHES = Shape(seq_lens=(300, 77, 20, 5, 130, 64), query_lens=(40, 64, 20, 1, 6, 33), heads=(8, 2))
 SLOPES = (2.0 ** -np.arange(1, 9)).astype(np.float32)
@@ -36,22 +37,22 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@together("name", OPTIONS)
 @on_every_isa
 def test_trees_keep_the_bounds_with_every_option(name):
     tree_case(BRANCHES, **OPTIONS[name]).check()
 
 
-@pytest.mark.parametrize("dims", [(64, 64), (80, 80), (128, 64), (36, 20)], ids=str)
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@together("dims", [(64, 64), (80, 80), (128, 64), (36, 20)])
+@together("dtype", ["float32", "float16", "bfloat16"])
 @on_every_isa
 def test_trees_in_every_dtype(dtype, dims):
     shape = replace(BRANCHES, dims=dims, query_dtype=dtype, cache_dtype=dtype, padding=3, shuffle_rows=True)
     tree_case(shape, window=50).check()
 
 
-@pytest.mark.parametrize("words", [1, 2, 3])
-@pytest.mark.parametrize("query_lens", [(3, 5), (1, 1), (2, 64), (63, 17)], ids=str)
+@together("words", [1, 2, 3])
+@together("query_lens", [(3, 5), (1, 1), (2, 64), (63, 17)])
 @on_every_isa
 def test_few_and_many_rows(query_lens, words):
     """Few rows of queries read keys in place; many rows pack them."""
@@ -68,8 +69,8 @@ def test_trees_of_more_than_64_tokens():
     tree_case(shape, branching=0.05, window=25, alibi_slopes=SLOPES[:4]).check()
 
 
-@pytest.mark.parametrize("invariant", [False, True])
-@pytest.mark.parametrize("window", [None, 30])
+@together("invariant", [False, True])
+@together("window", [None, 30])
 @on_every_isa
 def test_plans(window, invariant):
     case = tree_case(replace(BRANCHES, seq_lens=(3000, 77, 20, 5, 1500, 64)), window=window)
@@ -127,7 +128,7 @@ def test_a_tree_equals_its_flat_mask():
     np.testing.assert_allclose(case.run(tree_mask=bits), case.run(mask=np.concatenate(parts)), rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@together("bad", [np.nan, np.inf])
 @on_every_isa
 def test_a_branch_does_not_see_the_values_of_another(bad):
     shape = Shape(seq_lens=(70,), query_lens=(6,), heads=(4, 2), query_dtype="bfloat16", cache_dtype="bfloat16")
@@ -191,7 +192,7 @@ def test_worked_example_f2_bits_and_positions():
     assert depths_of(parents) == [0, 1, 1, 2, 2, 2]
 
 
-@pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 200])
+@together("count", [0, 1, 63, 64, 65, 200])
 def test_tree_mask_against_the_plain_twin(count):
     parents = random_parents(np.random.default_rng(count), count)
     words = max(1, -(-count // 64))
@@ -204,7 +205,7 @@ def test_tree_mask_of_several_sequences():
     assert tree_mask([[-1, 0], [], [-1, -1, 0]]).tolist() == [1, 3, 1, 2, 5]
 
 
-@pytest.mark.parametrize(
+@together(
     ("parents", "words", "message"),
     [
         ([-1, 1], None, r"parents\[1\] is 1; a parent is an earlier token, 0 to 0, or -1"),
@@ -224,7 +225,7 @@ def broken(case, token, bits):
     return mask
 
 
-@pytest.mark.parametrize(
+@together(
     ("change", "error", "message"),
     [
         (lambda c: {"tree_mask": c.options["tree_mask"][:-1]}, ShapeError, "tree_mask has shape .163,.; axis 0"),
@@ -242,8 +243,7 @@ def broken(case, token, bits):
         (lambda c: {"positions": np.zeros(164, np.int32)}, ShapeError, r"positions\[0\] is 0 and the token"),
         (lambda c: {"tree_mask": None, "positions": np.zeros(164, np.int32)}, UnsupportedOption, "pass tree_mask too"),
         (lambda c: {"seq_lens": [39, *c.seq_lens[1:]]}, ShapeError, r"has 40 new tokens and seq_lens\[0\] is 39"),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_what_is_refused(change, error, message):
     case = tree_case(BRANCHES)
     names = ("query", "key_cache", "value_cache", "block_table", "seq_lens")

@@ -6,11 +6,11 @@ import hashlib
 from typing import Any
 
 import numpy as np
-import pytest
 
 import pagecore
 from tests.ops import formats_twin as twin
 from tests.ops.cases import DTYPES
+from tests.together import together
 
 INF, NAN = float("inf"), float("nan")
 RAMP = [0, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, 6, -0.25, -0.75, -1.25, -2.5, -5, -6, 0.1]
@@ -135,7 +135,7 @@ for _name, _format, _size, _amaxes, _bytes in (
         ROWS[f"{_name}_amax_{_amax}"] = (_format, with_amax(_amax, _size), 1.0, "", f"{_byte:02x}", None)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@together("name", ROWS)
 def test_worked_example_variants_b_bytes_of_the_twin(name):
     format, row, factor, codes, scales, read = ROWS[name]
     got_codes, got_scales = twin.quantize_row(np.array(row, np.float32), format, factor)
@@ -147,7 +147,7 @@ def test_worked_example_variants_b_bytes_of_the_twin(name):
         np.testing.assert_array_equal(np.signbit(numbers), np.signbit(read))
 
 
-@pytest.mark.parametrize("name", ROWS)
+@together("name", ROWS)
 def test_worked_example_variants_b_bytes_of_quantize_and_dequantize(name):
     format, row, factor, codes, scales, read = ROWS[name]
     given = factor if format.startswith(("float8_e", "nvfp4")) else None
@@ -160,7 +160,7 @@ def test_worked_example_variants_b_bytes_of_quantize_and_dequantize(name):
         np.testing.assert_array_equal(np.signbit(numbers), np.signbit(read))
 
 
-@pytest.mark.parametrize("name", ROWS)
+@together("name", ROWS)
 def test_worked_example_variants_b_bytes_of_write_kv(name):
     format, row, factor, codes, scales, _ = ROWS[name]
     x = np.array(row, np.float32).reshape(1, 1, -1)
@@ -194,7 +194,7 @@ def finite_bfloat16() -> Any:
     return every[np.isfinite(every.astype(np.float32))]
 
 
-@pytest.mark.parametrize("format", HASHES)
+@together("format", HASHES)
 def test_worked_example_variants_b1_b2_all_finite_bfloat16(format):
     codes, _ = twin.quantize_row(finite_bfloat16(), format)
     assert hashlib.sha256(codes.tobytes()).hexdigest() == HASHES[format]
@@ -213,7 +213,7 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("format", ERRORS)
+@together("format", ERRORS)
 def test_worked_example_variants_b13_relative_error(format):
     factor, expected, tolerance = ERRORS[format]
     x = np.random.default_rng(0).normal(size=(4096, 128)).astype(np.float32)
@@ -247,7 +247,7 @@ def test_worked_example_variants_b5_the_range_contains_0():
     assert abs(float(scales.view(np.float32)[0]) - 8.5 / 15) < 1e-5
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@together("dtype", DTYPES)
 def test_worked_example_variants_b12_scales_of_tokens_are_folded(dtype):
     key, value = (np.zeros((2, 2, 1, 2), np.int8) for _ in range(2))
     key_scale, value_scale = (np.full((2, 2, 1, 1), np.nan, np.float32) for _ in range(2))

@@ -12,6 +12,7 @@ from pagecore.arrays.dtypes.dtype import as_dtype
 from tests.ops.block_cases import ANY_DTYPE
 from tests.ops.cases import DTYPES, LAYOUTS, empty_cache, snapshot
 from tests.reference import attention as reference
+from tests.together import together
 
 
 def caches(
@@ -34,8 +35,8 @@ def assert_same(got: Any, expected: Any) -> None:
     np.testing.assert_array_equal(got.astype(np.float32), expected.astype(np.float32))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@together("dtype", DTYPES)
+@together("layout", ["NHD", "HND"])
 def test_worked_example_10_head_major_input_lands_in_its_slots(dtype, layout):
     heads, dim = 32, 128
     key, value = (
@@ -53,9 +54,9 @@ def test_worked_example_10_head_major_input_lands_in_its_slots(dtype, layout):
         assert (cache == before).all()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("cache_dtype", DTYPES)
+@together("layout", LAYOUTS)
+@together("dtype", DTYPES)
+@together("cache_dtype", DTYPES)
 def test_tokens_are_cast_to_the_cache_as_numpy_casts_them(layout, dtype, cache_dtype):
     key, value = new_tokens(7, dtype)
     key_cache, value_cache = caches(layout, cache_dtype)
@@ -68,8 +69,8 @@ def test_tokens_are_cast_to_the_cache_as_numpy_casts_them(layout, dtype, cache_d
     assert_same(value_cache, expected_value)
 
 
-@pytest.mark.parametrize("cache_dtype", DTYPES)
-@pytest.mark.parametrize("dtype", DTYPES)
+@together("cache_dtype", DTYPES)
+@together("dtype", DTYPES)
 def test_casts_round_to_even_and_keep_infinities_and_nan(dtype, cache_dtype):
     """Return every 16-bit pattern, or for float32 random patterns and the ties between two 16-bit numbers."""
     if dtype == "float32":
@@ -104,8 +105,8 @@ def test_key_and_value_may_differ_in_dim_dtype_and_layout():
     assert_same(value_cache[0, 1:], value)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_dim", [1, 3, 7, 8, 33, 64, 100, 129])
+@together("dtype", DTYPES)
+@together("head_dim", [1, 3, 7, 8, 33, 64, 100, 129])
 def test_every_head_dim_is_written_completely(dtype, head_dim):
     key, value = new_tokens(6, dtype, (head_dim, head_dim + 1))
     key_cache, value_cache = caches("padded", dtype, dims=(head_dim, head_dim + 1))
@@ -114,7 +115,7 @@ def test_every_head_dim_is_written_completely(dtype, head_dim):
     assert_same(value_cache[2:].reshape(-1, 3, head_dim + 1)[:6], value)
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 63, 64, 1000])
+@together("count", [0, 1, 2, 63, 64, 1000])
 def test_any_number_of_tokens(count):
     key, value = new_tokens(count)
     key_cache, value_cache = caches(blocks=300)
@@ -125,7 +126,7 @@ def test_any_number_of_tokens(count):
     assert_same(key_cache, expected)
 
 
-@pytest.mark.parametrize("slots", [[], [3], [3, 9], (3, 9), np.asarray([3, 9], np.int16), np.asarray([9, 0, 3])[::-2]])
+@together("slots", [[], [3], [3, 9], (3, 9), np.asarray([3, 9], np.int16), np.asarray([9, 0, 3])[::-2]])
 def test_a_slot_mapping_may_be_shorter_than_the_tokens_and_of_any_kind(slots):
     key, value = new_tokens(5)
     key_cache, value_cache = caches()
@@ -135,7 +136,7 @@ def test_a_slot_mapping_may_be_shorter_than_the_tokens_and_of_any_kind(slots):
     assert_same(key_cache, expected)
 
 
-@pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
+@together("index_dtype", [np.int32, np.int64])
 def test_negative_slots_write_nothing(index_dtype):
     key, value = new_tokens(5)
     key_cache, value_cache = caches()
@@ -163,8 +164,8 @@ def test_of_equal_slots_the_last_token_wins():
     assert_same(value_cache, expected)
 
 
-@pytest.mark.parametrize("bad", [40, 41, 2**31 - 1, 2**31, 2**62])
-@pytest.mark.parametrize("place", [0, 150, 299])
+@together("bad", [40, 41, 2**31 - 1, 2**31, 2**62])
+@together("place", [0, 150, 299])
 def test_one_bad_slot_leaves_both_caches_as_they_were(bad, place):
     key, value = new_tokens(300)
     key_cache, value_cache = caches()
@@ -176,8 +177,8 @@ def test_one_bad_slot_leaves_both_caches_as_they_were(bad, place):
     assert unchanged()
 
 
-@pytest.mark.parametrize("scale", [0.5, 3.0, [0.5, 2.0, 3.0], np.asarray([0.25, 1, 4], np.float16), np.float32([3])])
-@pytest.mark.parametrize("cache_dtype", DTYPES)
+@together("scale", [0.5, 3.0, [0.5, 2.0, 3.0], np.asarray([0.25, 1, 4], np.float16), np.float32([3])])
+@together("cache_dtype", DTYPES)
 def test_a_stored_number_times_its_scale_is_the_number_given(scale, cache_dtype):
     key, value = new_tokens(6)
     key_cache, value_cache = caches(dtype=cache_dtype)
@@ -205,7 +206,7 @@ def test_attention_reads_what_was_written():
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)  # powers of two: scaling rounds nothing
 
 
-@pytest.mark.parametrize("factor", [1.0, 0.125])
+@together("factor", [1.0, 0.125])
 def test_an_array_of_one_factor_is_that_of_the_layer(factor):
     key, value = new_tokens(21)
     query = np.random.default_rng(5).standard_normal((1, 6, 8)).astype(np.float32)
@@ -241,7 +242,7 @@ def test_bytes_that_may_be_float8_codes_are_refused_with_the_view_to_take():
 # copy_blocks
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@together("layout", LAYOUTS)
 def test_blocks_are_copied_whole_in_every_layout_and_nothing_else(layout):
     rng = np.random.default_rng(0)
     made = caches(layout, "float16", block_size=5, dims=(8, 3))
@@ -255,8 +256,8 @@ def test_blocks_are_copied_whole_in_every_layout_and_nothing_else(layout):
         np.testing.assert_array_equal(cache, want)
 
 
-@pytest.mark.parametrize("dtype", ANY_DTYPE)
-@pytest.mark.parametrize("shape", [(6,), (6, 3), (6, 4, 2), (6, 4, 2, 3), (6, 2, 4, 2, 3)])
+@together("dtype", ANY_DTYPE)
+@together("shape", [(6,), (6, 3), (6, 4, 2), (6, 4, 2, 3), (6, 2, 4, 2, 3)])
 def test_planes_of_any_dtype_and_rank_are_copied_bit_for_bit(dtype, shape):
     kind = as_dtype(dtype).numpy
     size = int(np.prod(shape)) * kind.itemsize
@@ -290,7 +291,7 @@ def test_pairs_are_copied_in_their_order():
     assert cache.reshape(-1).tolist() == [0, 0, 1, 1, 4]
 
 
-@pytest.mark.parametrize("pairs", [[], np.zeros((0, 2), np.int32), np.zeros((0, 2), np.int64)])
+@together("pairs", [[], np.zeros((0, 2), np.int32), np.zeros((0, 2), np.int64)])
 def test_no_pairs_copy_nothing(pairs):
     key_cache, value_cache = caches()
     ops.copy_blocks([key_cache, value_cache], pairs)
@@ -298,7 +299,7 @@ def test_no_pairs_copy_nothing(pairs):
     assert (key_cache == 77).all()
 
 
-@pytest.mark.parametrize("pair", [(-1, 2), (2, -1), (10, 2), (2, 10), (2**31 - 1, 1), (1, 2**40)])
+@together("pair", [(-1, 2), (2, -1), (10, 2), (2, 10), (2**31 - 1, 1), (1, 2**40)])
 def test_one_bad_pair_leaves_every_cache_as_it_was(pair):
     key_cache, value_cache = caches()
     key_cache[3] = 1

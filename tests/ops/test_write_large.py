@@ -65,8 +65,12 @@ def check(key: Any, value: Any, key_cache: Any, value_cache: Any, slots: Any) ->
         assert memory.tobytes() == bytes(copy)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtypes", [(a, b) for a in DTYPES for b in DTYPES], ids="-".join)
+@pytest.mark.parametrize(
+    ("layout", "dtypes", "_threads"),
+    in_turn(LAYOUTS, [(a, b) for a in DTYPES for b in DTYPES], over=[THREADS]),
+    indirect=["_threads"],
+    ids=str,
+)
 @pytest.mark.usefixtures("_threads")
 def test_every_pair_of_dtypes_in_every_layout(layout, dtypes):
     key, value = new_rows(700, 128, dtypes[0]), new_rows(700, 100, dtypes[0], 16)
@@ -96,7 +100,7 @@ def test_bytes_next_to_the_rows_are_kept_at_every_size(heads, nbytes, offset, lo
 
 @pytest.mark.parametrize(
     ("dim", "to", "_threads", "heads"),
-    in_turn([1, 7, 33, 63, 65, 129, 300], DTYPES, THREADS, over=[["NHD", "HND"]]),
+    in_turn([1, 7, 33, 63, 65, 129, 300], DTYPES, over=[THREADS, ["NHD", "HND"]]),
     indirect=["_threads"],
 )
 @pytest.mark.usefixtures("_threads")
