@@ -15,6 +15,7 @@ from pagecore import errors
 from tests.cuda.kit import Kit
 from tests.cuda.memory import assert_same_memory
 from tests.ops.block_cases import random_numbers
+from tests.together import together
 
 
 @pytest.fixture(autouse=True)
@@ -144,7 +145,7 @@ BAD: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("op", "arguments"), GOOD)
+@together(("op", "arguments"), GOOD)
 def test_valid_calls_give_the_same_results_as_without_debug(cuda, op, arguments):
     results = []
     for on in (True, False):
@@ -157,7 +158,7 @@ def test_valid_calls_give_the_same_results_as_without_debug(cuda, op, arguments)
         assert_same_memory(with_debug, without)
 
 
-@pytest.mark.parametrize(("op", "arguments", "change"), BAD)
+@together(("op", "arguments", "change"), BAD)
 def test_an_invalid_entry_raises_the_error_of_the_host_and_nothing_is_written(cuda, op, arguments, change):
     given = arguments | change
     with pytest.raises(errors.PagecoreError) as refused:
@@ -174,7 +175,7 @@ def test_an_invalid_entry_raises_the_error_of_the_host_and_nothing_is_written(cu
                 assert_same_memory(cuda.get(tensor), array)
 
 
-@pytest.mark.parametrize("place", [0, 127, 128, 299])
+@together("place", [0, 127, 128, 299])
 def test_every_entry_of_a_long_row_and_every_slot_is_checked(cuda, place):
     """More entries than a block of threads has threads."""
     table, slots = np.ones((2, 300), np.int32), np.full(300, -1)
@@ -206,7 +207,7 @@ def test_an_invalid_entry_does_no_harm_without_debug(cuda, op, arguments, change
     getattr(pagecore, op)(**on_device(cuda, arguments | change))
 
 
-@pytest.mark.parametrize("change", [WINDOW, {"mask": HIDDEN, "block_table": np.asarray([[1, 2, 3], [-4, 5, 0]])}])
+@together("change", [WINDOW, {"mask": HIDDEN, "block_table": np.asarray([[1, 2, 3], [-4, 5, 0]])}])
 def test_blocks_that_no_query_attends_to_may_hold_anything(cuda, change):
     pagecore.paged_attention(**on_device(cuda, ATTEND | change))
 
@@ -243,7 +244,7 @@ def test_none_means_the_setting_of_the_environment(monkeypatch):
     assert os.environ.get("PAGECORE_DEBUG") is None
 
 
-@pytest.mark.parametrize("on", [1, 0, "1", [], np.bool_(True)])
+@together("on", [1, 0, "1", [], np.bool_(True)])
 def test_debug_is_true_false_or_none(on):
     with pytest.raises(errors.UnsupportedOption, match="it must be True, False or None"):
         pagecore.debug(on)

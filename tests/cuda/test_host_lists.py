@@ -11,6 +11,7 @@ import pagecore
 from pagecore import errors
 from tests.cuda.kit import Kit
 from tests.ops.block_cases import random_numbers
+from tests.together import together
 
 TABLE = np.array([[1, 2, 3], [4, 5, -1]], np.int32)
 BATCH: dict[str, Any] = {"block_table": TABLE, "seq_lens": [10, 7], "cu_query_lens": [0, 2, 3]}
@@ -74,11 +75,10 @@ def both(cuda: Kit, op: str, change: dict[str, Any]) -> tuple[Any, Any, dict[str
     return results[0], results[1], device
 
 
-@pytest.mark.parametrize(
+@together(
     ("op", "change"),
     [(op, change) for op in PLANES for change in WRONG.values()]
     + [("paged_attention", change) for change in ONLY_ATTENTION.values()],
-    ids=[f"{op}, {name}" for op in PLANES for name in WRONG] + list(ONLY_ATTENTION),
 )
 def test_wrong_lists_raise_the_errors_of_the_host(cuda, op, change):
     expected, got, device = both(cuda, op, change)
@@ -98,13 +98,13 @@ UNREAD: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", UNREAD)
+@together("name", UNREAD)
 def test_blocks_that_no_query_reads_may_hold_anything(cuda, name):
     expected, got, _ = both(cuda, "paged_attention", UNREAD[name])
     np.testing.assert_allclose(cuda.get(got), np.asarray(expected), rtol=5e-3, atol=5e-3)
 
 
-@pytest.mark.parametrize("op", ["gather_blocks", "scatter_blocks", "gather_latent"])
+@together("op", ["gather_blocks", "scatter_blocks", "gather_latent"])
 def test_shapes_are_checked_before_lists(cuda, op):
     """Both the length of the packed array and a block are wrong."""
     table, lens, packed = [[1, 9]], [5], np.zeros((4, 8), np.float32)

@@ -13,6 +13,7 @@ from pagecore.arrays import strided
 from tests.cuda.kit import Kit
 from tests.cuda.memory import assert_same_memory
 from tests.ops.block_cases import random_numbers
+from tests.together import together
 
 SHAPE, DTYPE, OPTION, DEVICE = errors.ShapeError, errors.UnsupportedDtype, errors.UnsupportedOption, errors.DeviceError
 
@@ -63,7 +64,7 @@ def on_device(cuda: Kit, op: str) -> dict[str, Any]:
     return {name: cuda.put(array) for name, array in OPS[op].items()}
 
 
-@pytest.mark.parametrize(("op", "name"), [(op, name) for op in OPS for name in OPS[op]])
+@together(("op", "name"), [(op, name) for op in OPS for name in OPS[op]])
 def test_the_arrays_of_a_call_are_on_one_device(cuda, op, name):
     """One array on the host among arrays on the device, and the reverse."""
     device = on_device(cuda, op)
@@ -88,7 +89,7 @@ def test_arrays_on_different_devices_are_refused(cuda, op, name):
         getattr(pagecore, op)(**on_device(cuda, op) | {name: other})
 
 
-@pytest.mark.parametrize(("op", "others"), [("copy_blocks", "caches"), ("gather_blocks", "cache")])
+@together(("op", "others"), [("copy_blocks", "caches"), ("gather_blocks", "cache")])
 def test_the_array_of_a_list_on_another_device_is_named(cuda, op, others):
     device = on_device(cuda, op)
     device.pop("out", None)
@@ -99,22 +100,22 @@ def test_the_array_of_a_list_on_another_device_is_named(cuda, op, others):
 INDICES = [(op, name) for op in OPS for name in OPS[op] if name in CARRIED - {"key_scale"}]
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.float32])
-@pytest.mark.parametrize(("op", "name"), INDICES)
+@together("dtype", [np.int8, np.uint8, np.float32])
+@together(("op", "name"), INDICES)
 def test_index_arrays_on_a_device_are_int32_or_int64(cuda, op, name, dtype):
     array = cuda.put(OPS[op][name].astype(dtype))
     with pytest.raises(DTYPE, match=rf"^{name} is \w+ on cuda:0; it must be int32 or int64 there"):
         getattr(pagecore, op)(**on_device(cuda, op) | {name: array})
 
 
-@pytest.mark.parametrize(("op", "name"), [case for case in INDICES if case[1] in ("block_table", "pairs")])
+@together(("op", "name"), [case for case in INDICES if case[1] in ("block_table", "pairs")])
 def test_tables_and_pairs_on_a_device_have_contiguous_rows(cuda, op, name):
     array = cuda.put(np.asfortranarray(OPS[op][name]))
     with pytest.raises(SHAPE, match=rf"^{name} has .*the last axis must be contiguous.*pass a copy"):
         getattr(pagecore, op)(**on_device(cuda, op) | {name: array})
 
 
-@pytest.mark.parametrize(("op", "name"), INDICES)
+@together(("op", "name"), INDICES)
 def test_index_arrays_on_a_device_are_aligned(cuda, op, name):
     array = OPS[op][name]
     odd = np.zeros(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
@@ -138,7 +139,7 @@ BAD_SCALES: list[tuple[Any, bool, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("scale", "is_put", "error", "message"), BAD_SCALES)
+@together(("scale", "is_put", "error", "message"), BAD_SCALES)
 def test_scales_are_numbers_for_each_head(cuda, scale, is_put, error, message):
     with pytest.raises(error, match=message):
         pagecore.write_kv(**on_device(cuda, "write_kv") | {"key_scale": cuda.put(scale) if is_put else scale})
@@ -192,14 +193,14 @@ def test_results_that_overlap_each_other_are_refused(cuda):
         )
 
 
-@pytest.mark.parametrize("op", OPS)
+@together("op", OPS)
 def test_host_arrays_take_no_stream(op):
     with pytest.raises(OPTION, match="stream is 0; calls on the host have no stream: leave stream out"):
         getattr(pagecore, op)(**OPS[op], stream=0)
 
 
-@pytest.mark.parametrize("stream", [-1, "default", 1.5, object()])
-@pytest.mark.parametrize("op", OPS)
+@together("stream", [-1, "default", 1.5, object()])
+@together("op", OPS)
 def test_an_invalid_stream_is_refused(cuda, op, stream):
     with pytest.raises(OPTION, match="stream is"):
         getattr(pagecore, op)(**on_device(cuda, op), stream=stream)
@@ -213,8 +214,8 @@ class Stream:
         return 0, self.handle
 
 
-@pytest.mark.parametrize("wrap", [int, Stream], ids=["handle", "object"])
-@pytest.mark.parametrize("op", OPS)
+@together("wrap", [int, Stream])
+@together("op", OPS)
 def test_work_is_submitted_to_the_stream_of_the_call(cuda, op, wrap):
     """A graph captures the work of the stream; nothing runs before the launch."""
     device = on_device(cuda, op)
@@ -248,7 +249,7 @@ def test_a_graph_reads_its_index_arrays_at_each_launch(cuda):
         assert_same_memory(cuda.get(device[name]), expected[name])
 
 
-@pytest.mark.parametrize(("op", "name"), [(op, n) for op in OPS for n in OPS[op] if n in CARRIED - {"pairs"}])
+@together(("op", "name"), [(op, n) for op in OPS for n in OPS[op] if n in CARRIED - {"pairs"}])
 def test_host_arrays_that_need_a_copy_are_refused_in_a_capture(cuda, op, name):
     device = on_device(cuda, op) | {name: OPS[op][name]}
     getattr(pagecore, op)(**device)
@@ -260,7 +261,7 @@ def test_host_arrays_that_need_a_copy_are_refused_in_a_capture(cuda, op, name):
     cuda.capture(call)
 
 
-@pytest.mark.parametrize("op", ["copy_blocks", "transfer_blocks"])
+@together("op", ["copy_blocks", "transfer_blocks"])
 def test_pairs_of_the_host_become_part_of_the_graph(cuda, op):
     pairs = {"pairs": [(1, 4), (7, 1)]}
     getattr(pagecore, op)(**on_device(cuda, op) | pairs)  # loads the kernel

@@ -107,8 +107,8 @@ def test_several_processes_may_build_one_kernel_at_once(sources, tmp_path):
         "ctypes.CDLL(str(build.instance_path(i, Path(sys.argv[1]), Path(sys.argv[2])))).pc_instance_scale_int_5_"
     )
     command = [sys.executable, "-c", code, str(sources), str(tmp_path)]
-    running = [subprocess.Popen(command, cwd=build.ROOT, stderr=subprocess.PIPE, text=True) for _ in range(3)]
-    assert [process.communicate()[1] for process in running] == [""] * 3
+    running = [subprocess.Popen(command, cwd=build.ROOT, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [process.communicate()[1] for process in running] == [""] * 2
     assert len(list(tmp_path.glob("scale*"))) == 1
 
 

@@ -20,6 +20,7 @@ from tests.ops.instruction_sets import ISAS, by_case, instruction_set, on_every_
 from tests.reference import attention as reference
 from tests.reference import blocks
 from tests.thinning import in_turn
+from tests.together import together
 
 pytestmark = pytest.mark.slow
 
@@ -27,25 +28,25 @@ MIXED = {"seq_lens": (70, 33, 1, 16, 300, 0), "query_lens": (7, 1, 1, 16, 40, 2)
 DECODE = {"seq_lens": (70, 33, 1, 300, 0)}
 
 
-@pytest.mark.parametrize("query_dtype", DTYPES)
-@pytest.mark.parametrize("cache_dtype", DTYPES)
-@pytest.mark.parametrize("lens", [MIXED, DECODE], ids=["mixed", "decode"])
+@together("query_dtype", DTYPES)
+@together("cache_dtype", DTYPES)
+@together("lens", [MIXED, DECODE])
 @on_every_isa
 def test_attention_in_every_dtype(query_dtype, cache_dtype, lens):
     check_case(Shape(query_dtype=query_dtype, cache_dtype=cache_dtype, **lens))
 
 
-@pytest.mark.parametrize("layout", ["NHD", "HND"])
-@pytest.mark.parametrize("dims", [(33, 33), (80, 17), (128, 64), (256, 100), (5, 9)])
-@pytest.mark.parametrize("heads", [(6, 1), (5, 5), (16, 2)])
+@together("layout", ["NHD", "HND"])
+@together("dims", [(33, 33), (80, 17), (128, 64), (256, 100), (5, 9)])
+@together("heads", [(6, 1), (5, 5), (16, 2)])
 @on_every_isa
 def test_attention_in_every_shape(layout, dims, heads):
     check_case(Shape(layout=layout, dims=dims, heads=heads, block_size=5, **MIXED))
     check_case(Shape(layout=layout, dims=dims, heads=heads, block_size=5, **DECODE))
 
 
-@pytest.mark.parametrize("lens", [MIXED, DECODE], ids=["mixed", "decode"])
-@pytest.mark.parametrize("masked", [False, True])
+@together("lens", [MIXED, DECODE])
+@together("masked", [False, True])
 @on_every_isa
 def test_attention_with_every_option(lens, masked):
     options = {"window": (30, 3), "causal": False, "softcap": 5.0, "key_scale": [0.5, 2.0], "value_scale": 0.7}
@@ -55,9 +56,9 @@ def test_attention_with_every_option(lens, masked):
     check_case(Shape(**lens), **options)
 
 
-@pytest.mark.parametrize("dims", [(33, 17), (16, 80), (64, 64)])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("query_len", [1, 5, 40])
+@together("dims", [(33, 17), (16, 80), (64, 64)])
+@together("dtype", ["float32", "bfloat16"])
+@together("query_len", [1, 5, 40])
 @on_every_isa
 def test_calls_do_not_depend_on_earlier_calls(dims, dtype, query_len):
     bad = make_case(Shape(seq_lens=(70,), query_lens=(40,), dims=(256, 256), query_dtype=dtype, cache_dtype=dtype))
@@ -68,8 +69,8 @@ def test_calls_do_not_depend_on_earlier_calls(dims, dtype, query_len):
     case.check()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("cache_dtype", DTYPES)
+@together("dtype", DTYPES)
+@together("cache_dtype", DTYPES)
 @on_every_isa
 def test_writes_cast_to_the_same_bits(dtype, cache_dtype):
     rng = np.random.default_rng(0)
@@ -108,7 +109,7 @@ def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
     return np.array_equal(*(np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (one, other)))
 
 
-@pytest.mark.parametrize(
+@together(
     ("cache_dtype", "count", "dtype", "turns"), by_case(in_turn(DTYPES, [3, 124], DTYPES, ISAS, over=[["NHD", "HND"]]))
 )
 def test_blocks_are_gathered_scattered_and_transferred_to_the_same_bits(dtype, cache_dtype, count, turns):
@@ -178,7 +179,7 @@ def test_the_default_of_a_process_that_may_not_use_tiles():
     assert default == fastest(isas)
 
 
-@pytest.mark.parametrize("name", ["", "v5", "V3", "v3 ", "\u00e9", 3, b"v3"])
+@together("name", ["", "v5", "V3", "v3 ", "\u00e9", 3, b"v3"])
 def test_an_unknown_instruction_set_is_refused_and_changes_nothing(name):
     before = _cpu.isa()
     with pytest.raises(errors.UnsupportedOption):
@@ -186,7 +187,7 @@ def test_an_unknown_instruction_set_is_refused_and_changes_nothing(name):
     assert _cpu.isa() == before
 
 
-@pytest.mark.parametrize("name", ISAS)
+@together("name", ISAS)
 def test_the_environment_chooses_the_instruction_set(name):
     code = "from pagecore.ops.cpu import _cpu; print(_cpu.isa())"
     environment = os.environ | {"PAGECORE_ISA": name}

@@ -46,7 +46,7 @@ def check_selection(scores: Any, budget: int, lens: Any, **options: Any) -> None
         assert got == row + [-1] * (width - len(row))
 
 
-@pytest.mark.parametrize("kind", ["normal", "few values", "equal", "extreme"])
+@together("kind", ["normal", "few values", "equal", "extreme"])
 @pytest.mark.parametrize(
     "options", [{}, {"sinks": 3}, {"recent": 5}, {"sinks": 2, "recent": 4, "threshold": 40}], ids=str
 )
@@ -135,10 +135,10 @@ def scored_blocks(dtypes: tuple[str, str], dim: int, **options: Any) -> tuple[tu
 
 
 @pytest.mark.parametrize("threads", [1, 3], indirect=True)
-@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "bfloat16")])
-@pytest.mark.parametrize("dim", [1, 64, 100])
-@pytest.mark.parametrize("group", ["max", "mean"])
-@pytest.mark.parametrize("mixed", [False, True])
+@together("dtypes", [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "bfloat16")])
+@together("dim", [1, 64, 100])
+@together("group", ["max", "mean"])
+@together("mixed", [False, True])
 @on_every_isa
 def test_scores_of_blocks_equal_the_twin(threads, dtypes, dim, group, mixed):
     for causal in (True, False):
@@ -146,10 +146,10 @@ def test_scores_of_blocks_equal_the_twin(threads, dtypes, dim, group, mixed):
         assert_scores(ops.score_blocks(*arrays, **given, block_size=4, causal=causal, group=group), expected)
 
 
-@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "float16")])
-@pytest.mark.parametrize("reduce", ["max_abs", "mean"])
-@pytest.mark.parametrize("mixed", [False, True])
-@pytest.mark.parametrize("num_channels", [1, 16, 21])
+@together("dtypes", [("float32", "float32"), ("bfloat16", "float16")])
+@together("reduce", ["max_abs", "mean"])
+@together("mixed", [False, True])
+@together("num_channels", [1, 16, 21])
 @on_every_isa
 def test_scores_of_tokens_equal_the_twin(threads, dtypes, reduce, mixed, num_channels):
     rng, given = RNG(6), batch(mixed, 4)
@@ -204,9 +204,9 @@ def test_scores_refuse_what_does_not_match():
 # ---- summaries
 
 
-@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "float16")])
-@pytest.mark.parametrize("dim", [3, 64, 72])
-@pytest.mark.parametrize("block_size", [1, 4, 7])
+@together("dtypes", [("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "float16")])
+@together("dim", [3, 64, 72])
+@together("block_size", [1, 4, 7])
 @on_every_isa
 def test_summaries_equal_the_twin_after_every_write(threads, dtypes, dim, block_size):
     rng = RNG(8)
