@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pagecore import AttentionSpec, CrossSpec, OutOfBlocks, PagedKVCache, SwapSpace
 from tests.cache.test_cross import attention
 from tests.faults import is_full
+from tests.machines import drawn
 from tests.reference.dense import dense_attention
 
 SELF = AttentionSpec(1, 8, dtype="float32", num_query_heads=2)
@@ -259,5 +260,5 @@ class CrossMachine(RuleBasedStateMachine):
         assert stats.num_used_blocks == stats.num_swapped_blocks == 0
 
 
-TestCrossMachine = pytest.mark.slow(CrossMachine.TestCase)
-TestCrossMachine.settings = settings(max_examples=60 if is_full() else 40, stateful_step_count=30, deadline=None)
+TestCrossMachine = pytest.mark.slow(drawn(CrossMachine))
+TestCrossMachine.settings = settings(max_examples=60 if is_full() else 26, stateful_step_count=30, deadline=None)

@@ -15,6 +15,7 @@ from tests.cache.hybrid_models import MODELS
 from tests.cache.test_prefix_machine import BLOCK, PrefixMachine, made
 from tests.cache.tree_rules import segments
 from tests.faults import is_full
+from tests.machines import drawn
 from tests.reference.dense import dense_attention
 
 
@@ -301,5 +302,5 @@ class HybridMachine(PrefixMachine):
             assert self.states.slots.num_used == self.states.checkpoints.num_used == 0
 
 
-TestHybridMachine = pytest.mark.slow(HybridMachine.TestCase)
-TestHybridMachine.settings = settings(max_examples=80 if is_full() else 50, stateful_step_count=40, deadline=None)
+TestHybridMachine = pytest.mark.slow(drawn(HybridMachine))
+TestHybridMachine.settings = settings(max_examples=80 if is_full() else 28, stateful_step_count=40, deadline=None)

@@ -10,6 +10,7 @@ from pagecore import AttentionSpec
 from pagecore.cache import SwapSpace
 from tests.cache.machine import SequenceMachine
 from tests.faults import is_full
+from tests.machines import drawn
 from tests.reference.dense import dense_attention, limits_of
 
 FULL = AttentionSpec(2, 8, dtype="float32", num_query_heads=4)
@@ -181,5 +182,5 @@ class CacheMachine(SequenceMachine):
         assert self.cache.stats().num_free_blocks == 24
 
 
-TestCacheMachine = pytest.mark.slow(CacheMachine.TestCase)
-TestCacheMachine.settings = settings(max_examples=60 if is_full() else 40, stateful_step_count=30, deadline=None)
+TestCacheMachine = pytest.mark.slow(drawn(CacheMachine))
+TestCacheMachine.settings = settings(max_examples=60 if is_full() else 26, stateful_step_count=30, deadline=None)

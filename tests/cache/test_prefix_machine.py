@@ -17,6 +17,7 @@ from pagecore.cache import SwapSpace
 from pagecore.cache.prefix._prefix import cached_blocks
 from tests.cache.tree_rules import TreeRules, segments
 from tests.faults import is_full
+from tests.machines import drawn
 from tests.reference.dense import dense_attention, limits_of
 
 FULL = AttentionSpec(2, 8, dtype="float32", num_query_heads=4)
@@ -311,5 +312,5 @@ class PrefixMachine(TreeRules):
             assert self.cache.stats().num_free_blocks == stats.num_blocks
 
 
-TestPrefixMachine = pytest.mark.slow(PrefixMachine.TestCase)
-TestPrefixMachine.settings = settings(max_examples=80 if is_full() else 50, stateful_step_count=40, deadline=None)
+TestPrefixMachine = pytest.mark.slow(drawn(PrefixMachine))
+TestPrefixMachine.settings = settings(max_examples=80 if is_full() else 28, stateful_step_count=40, deadline=None)

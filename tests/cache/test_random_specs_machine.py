@@ -11,6 +11,7 @@ from tests.cache.hybrid_models import CONV, TEMPORAL
 from tests.cache.test_hybrid_machine import HybridMachine
 from tests.cache.test_prefix_machine import PrefixMachine
 from tests.faults import is_full
+from tests.machines import drawn
 
 ROOM = 40  # tokens of the smallest pool
 
@@ -114,7 +115,7 @@ class RandomHybridMachine(AnySpecs, HybridMachine):
             super().poison()
 
 
-TestRandomPrefixMachine = pytest.mark.slow(RandomPrefixMachine.TestCase)
-TestRandomPrefixMachine.settings = settings(max_examples=60 if is_full() else 40, stateful_step_count=30, deadline=None)
-TestRandomHybridMachine = pytest.mark.slow(RandomHybridMachine.TestCase)
-TestRandomHybridMachine.settings = settings(max_examples=60 if is_full() else 40, stateful_step_count=30, deadline=None)
+TestRandomPrefixMachine = pytest.mark.slow(drawn(RandomPrefixMachine))
+TestRandomPrefixMachine.settings = settings(max_examples=60 if is_full() else 26, stateful_step_count=30, deadline=None)
+TestRandomHybridMachine = pytest.mark.slow(drawn(RandomHybridMachine))
+TestRandomHybridMachine.settings = settings(max_examples=60 if is_full() else 26, stateful_step_count=30, deadline=None)

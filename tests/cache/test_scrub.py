@@ -13,6 +13,7 @@ from tests.cache import test_prefix_machine
 from tests.cache.caches import SPEC, WINDOWED, advance, make, owned_memory
 from tests.cache.swaps import Labelled
 from tests.faults import is_full, lines_of, raise_at
+from tests.machines import drawn
 
 LAYOUTS = ["layerwise", "blockwise", KVLayout("blockwise", "NHD"), "BNHD", "BHND", "CBNHD", "LBNHD", "NBHD"]
 MARKERS = {"a": 3.0, "b": 5.0}
@@ -483,8 +484,8 @@ class ScrubbedMachine(test_prefix_machine.PrefixMachine):
         return PagedKVCache(layers, **options, scrub=True)
 
 
-TestScrubbedMachine = pytest.mark.slow(ScrubbedMachine.TestCase)
-TestScrubbedMachine.settings = settings(max_examples=40 if is_full() else 25, stateful_step_count=40, deadline=None)
+TestScrubbedMachine = pytest.mark.slow(drawn(ScrubbedMachine))
+TestScrubbedMachine.settings = settings(max_examples=40 if is_full() else 15, stateful_step_count=40, deadline=None)
 
 
 def test_a_step_without_tokens_zeroes_nothing():

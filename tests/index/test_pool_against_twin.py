@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pagecore.errors import OutOfBlocks, PagecoreError
 from pagecore.index import BlockPool
 from tests.faults import is_full
+from tests.machines import drawn
 from tests.reference.block_pool import BlockPool as TwinPool
 
 # Ids around the ends of the pool, and some that no pool has.
@@ -93,5 +94,5 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.num_free + self.pool.num_used + self.pool.num_retired == self.pool.num_blocks - 1
 
 
-TestPoolAgainstTwin = pytest.mark.slow(PoolMachine.TestCase)
-TestPoolAgainstTwin.settings = settings(max_examples=100 if is_full() else 50, deadline=None)
+TestPoolAgainstTwin = pytest.mark.slow(drawn(PoolMachine))
+TestPoolAgainstTwin.settings = settings(max_examples=100 if is_full() else 27, deadline=None)

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.faults import is_full
 from tests.index.prefix_cache import PrefixCache
 from tests.index.test_radix_against_twin import POLICIES
+from tests.machines import drawn
 
 MAX_SEQUENCES = 5
 MAX_BLOCKS = 8
@@ -196,5 +197,5 @@ class PrefixMachine(RuleBasedStateMachine):
         assert all(pool.num_used == 0 for pool in self.cache.pools)
 
 
-TestPrefixMachine = pytest.mark.slow(PrefixMachine.TestCase)
-TestPrefixMachine.settings = settings(max_examples=80 if is_full() else 50, stateful_step_count=40, deadline=None)
+TestPrefixMachine = pytest.mark.slow(drawn(PrefixMachine))
+TestPrefixMachine.settings = settings(max_examples=80 if is_full() else 26, stateful_step_count=40, deadline=None)

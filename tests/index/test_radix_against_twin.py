@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pagecore.errors import PagecoreError
 from pagecore.index import BlockPool, RadixTree
 from tests.faults import is_full
+from tests.machines import drawn
 from tests.reference.radix_tree import NULL, typed
 from tests.reference.radix_tree import RadixTree as TwinTree
 
@@ -382,5 +383,5 @@ class RadixMachine(RuleBasedStateMachine):
         assert self.tree.num_namespaces == len(used)
 
 
-TestRadixAgainstTwin = pytest.mark.slow(RadixMachine.TestCase)
-TestRadixAgainstTwin.settings = settings(max_examples=60 if is_full() else 45, stateful_step_count=30, deadline=None)
+TestRadixAgainstTwin = pytest.mark.slow(drawn(RadixMachine))
+TestRadixAgainstTwin.settings = settings(max_examples=60 if is_full() else 26, stateful_step_count=30, deadline=None)

@@ -11,6 +11,7 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.index import RadixTree, chain_hashes
 from tests.capabilities import require
 from tests.index.test_radix_against_twin import RadixMachine
+from tests.machines import drawn
 
 
 def contents_of_twin(twin):
@@ -72,8 +73,8 @@ class JournalMachine(RadixMachine):
         assert apply(self.tree.list_contents().to_list(), {}, self.twin.block_size) == self.held
 
 
-TestJournalAgainstTwin = pytest.mark.slow(JournalMachine.TestCase)
-TestJournalAgainstTwin.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestJournalAgainstTwin = pytest.mark.slow(drawn(JournalMachine))
+TestJournalAgainstTwin.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
 
 
 def test_a_journal_that_starts_late_hashes_what_is_there():

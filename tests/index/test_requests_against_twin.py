@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pagecore.errors import OutOfRows, PagecoreError
 from pagecore.index import RequestTable
 from tests.faults import is_full
+from tests.machines import drawn
 from tests.reference.request_table import RequestTable as TwinTable
 
 any_slot = st.one_of(st.integers(-2, 10**6), st.sampled_from([2**31 - 1, -(2**31)]))
@@ -97,5 +98,5 @@ class RequestsMachine(RuleBasedStateMachine):
         ]
 
 
-TestRequestsAgainstTwin = pytest.mark.slow(RequestsMachine.TestCase)
-TestRequestsAgainstTwin.settings = settings(max_examples=100 if is_full() else 50, deadline=None)
+TestRequestsAgainstTwin = pytest.mark.slow(drawn(RequestsMachine))
+TestRequestsAgainstTwin.settings = settings(max_examples=100 if is_full() else 27, deadline=None)

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pagecore.errors import OutOfBlocks, PagecoreError
 from pagecore.index import BlockPool, SlotAllocator
 from tests.faults import is_full
+from tests.machines import drawn
 from tests.reference.block_pool import BlockPool as TwinPool
 from tests.reference.slot_allocator import SlotAllocator as TwinAllocator
 
@@ -211,5 +212,5 @@ class SlotsMachine(RuleBasedStateMachine):
         assert self.allocator.num_available == self.twin.num_available
 
 
-TestSlotsAgainstTwin = pytest.mark.slow(SlotsMachine.TestCase)
-TestSlotsAgainstTwin.settings = settings(max_examples=100 if is_full() else 50, deadline=None)
+TestSlotsAgainstTwin = pytest.mark.slow(drawn(SlotsMachine))
+TestSlotsAgainstTwin.settings = settings(max_examples=100 if is_full() else 27, deadline=None)

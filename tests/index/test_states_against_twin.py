@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pagecore.errors import OutOfBlocks, PagecoreError
 from pagecore.index import BlockPool, BlockTables, StateBuffers, StateTable, StepBuffers
 from tests.faults import is_full
+from tests.machines import drawn
 from tests.reference.block_pool import BlockPool as TwinPool
 from tests.reference.block_tables import BlockTables as TwinTables
 from tests.reference.state_table import StateTable as TwinStates
@@ -358,5 +359,5 @@ class StatesMachine(RuleBasedStateMachine):
             assert self.kept[slot] == ids
 
 
-TestStates = pytest.mark.slow(StatesMachine.TestCase)
-TestStates.settings = settings(max_examples=100 if is_full() else 50, deadline=None)
+TestStates = pytest.mark.slow(drawn(StatesMachine))
+TestStates.settings = settings(max_examples=100 if is_full() else 27, deadline=None)

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pagecore.errors import OutOfBlocks, PagecoreError
 from pagecore.index import BlockPool, BlockTables, StepBuffers
 from tests.faults import is_full
+from tests.machines import drawn
 from tests.reference.block_pool import BlockPool as TwinPool
 from tests.reference.block_tables import BlockTables as TwinTables
 
@@ -282,8 +283,8 @@ class TablesMachine(RuleBasedStateMachine):
             assert np.array_equal(self.tables.table(group), expected)
 
 
-TestTablesAgainstTwin = pytest.mark.slow(TablesMachine.TestCase)
-TestTablesAgainstTwin.settings = settings(max_examples=100 if is_full() else 50, deadline=None)
+TestTablesAgainstTwin = pytest.mark.slow(drawn(TablesMachine))
+TestTablesAgainstTwin.settings = settings(max_examples=100 if is_full() else 27, deadline=None)
 
 
 def test_changes_of_a_long_row_are_all_taken():

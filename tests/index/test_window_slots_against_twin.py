@@ -8,6 +8,7 @@ from hypothesis.stateful import initialize, invariant, rule
 from pagecore.index import BlockPool, WindowSlotAllocator
 from tests.faults import is_full
 from tests.index.test_slots_against_twin import SlotsMachine, wild_slots
+from tests.machines import drawn
 from tests.reference.block_pool import BlockPool as TwinPool
 from tests.reference.window_slots import WindowSlotAllocator as TwinAllocator
 
@@ -75,5 +76,5 @@ class WindowSlotsMachine(SlotsMachine):
             assert self.allocator.full_to_window.tolist() == self.twin.full_to_window
 
 
-TestWindowSlotsAgainstTwin = pytest.mark.slow(WindowSlotsMachine.TestCase)
-TestWindowSlotsAgainstTwin.settings = settings(max_examples=100 if is_full() else 50, deadline=None)
+TestWindowSlotsAgainstTwin = pytest.mark.slow(drawn(WindowSlotsMachine))
+TestWindowSlotsAgainstTwin.settings = settings(max_examples=100 if is_full() else 27, deadline=None)

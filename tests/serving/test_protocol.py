@@ -306,7 +306,7 @@ def test_a_run_of_another_scheduler_cannot_be_cancelled():
 
 
 @pytest.mark.slow
-@settings(max_examples=400 if is_full() else 200, deadline=None)
+@settings(max_examples=400 if is_full() else 100, deadline=None)
 @given(seed=st.integers(0, 2**32), is_real=st.booleans(), swap_blocks=st.sampled_from([None, 4, 30]))
 def test_random_cancels_and_failures_do_not_change_other_runs(seed, is_real, swap_blocks):
     choice = random.Random(seed)

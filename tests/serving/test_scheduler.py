@@ -36,7 +36,7 @@ SPACES = st.sampled_from([None, 1, 2, 3, 5, 9, 40])
 
 
 @pytest.mark.slow
-@settings(max_examples=600 if is_full() else 300, deadline=None)
+@settings(max_examples=600 if is_full() else 150, deadline=None)
 @given(
     workload=workloads(),
     headroom=st.sampled_from([0.0, 0.01, 0.3, 1.0]),
@@ -125,7 +125,7 @@ def test_every_feasible_request_gets_exactly_its_tokens_and_all_blocks_are_freed
 
 
 @pytest.mark.slow
-@settings(max_examples=300 if is_full() else 150, deadline=None)
+@settings(max_examples=300 if is_full() else 75, deadline=None)
 @given(
     workload=workloads(),
     window=st.integers(1, 9),

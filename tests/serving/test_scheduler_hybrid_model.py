@@ -12,6 +12,7 @@ from hypothesis.stateful import initialize, invariant, rule
 from pagecore.cache import PagedKVCache, SwapSpace
 from pagecore.storage import AttentionSpec, Plane, StateSpec
 from tests.faults import is_full
+from tests.machines import drawn
 from tests.serving.runs import next_token
 from tests.serving.test_scheduler_model import SchedulerMachine
 
@@ -171,7 +172,7 @@ class HybridSchedulerMachine(SchedulerMachine):
             self.model.cache.check_invariants()
 
 
-TestHybridSchedulerModel = pytest.mark.slow(HybridSchedulerMachine.TestCase)
+TestHybridSchedulerModel = pytest.mark.slow(drawn(HybridSchedulerMachine))
 TestHybridSchedulerModel.settings = settings(
-    max_examples=1000 if is_full() else 60, stateful_step_count=60 if is_full() else 25, deadline=None
+    max_examples=1000 if is_full() else 36, stateful_step_count=60 if is_full() else 25, deadline=None
 )

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pagecore.serving.scheduling.request import QueueFull, Request, RequestError
 from pagecore.serving.scheduling.scheduler import Scheduler
 from tests.faults import is_full
+from tests.machines import drawn
 from tests.serving.fake_cache import FakeSpace
 from tests.serving.runs import next_token
 from tests.serving.scheduler_model import FifoCache, SchedulerModel
@@ -294,7 +295,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert run.tokens.tolist() == text
 
 
-TestSchedulerModel = pytest.mark.slow(SchedulerMachine.TestCase)
+TestSchedulerModel = pytest.mark.slow(drawn(SchedulerMachine))
 TestSchedulerModel.settings = settings(
-    max_examples=1000 if is_full() else 60, stateful_step_count=60 if is_full() else 25, deadline=None
+    max_examples=1000 if is_full() else 36, stateful_step_count=60 if is_full() else 25, deadline=None
 )

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from pagecore.errors import PagecoreError
 from pagecore.tiers.disk.lane import Lane
+from tests.machines import drawn
 
 SLOTS = 5
 KEYS = st.integers(0, 9).map(lambda n: bytes([n]) * 17)
@@ -200,8 +201,8 @@ class LaneMachine(RuleBasedStateMachine):
         assert self.lane.held.total() == len(self.lookups)
 
 
-TestLane = pytest.mark.slow(LaneMachine.TestCase)
-TestLane.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLane = pytest.mark.slow(drawn(LaneMachine))
+TestLane.settings = settings(max_examples=34, stateful_step_count=40, deadline=None)
 
 
 def test_a_reopened_lane_evicts_its_oldest_entries_first():

@@ -11,6 +11,7 @@ from pagecore.errors import OutOfBlocks
 from pagecore.index import RadixTree
 from pagecore.storage.specs.attended import attended_keys
 from tests.capabilities import require
+from tests.machines import drawn
 from tests.tiers.events.following import BLOCK, MODELS, contents, make, state_of, tree_of
 
 require("msgspec")
@@ -142,5 +143,5 @@ class EventMachine(RuleBasedStateMachine):
             assert self.mirror.match(tokens, **options) == tree.match(tokens, **options).num_tokens
 
 
-TestEvents = pytest.mark.slow(EventMachine.TestCase)
-TestEvents.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestEvents = pytest.mark.slow(drawn(EventMachine))
+TestEvents.settings = settings(max_examples=24, stateful_step_count=30, deadline=None)

@@ -19,6 +19,7 @@ from pagecore.tiers.manager.tiers import Tiers
 from pagecore.tiers.remote.mooncake import MooncakeStore
 from pagecore.tiers.remote.resp import RespStore
 from tests.capabilities import require
+from tests.machines import drawn
 from tests.tiers.events.following import contents, ids, state_of
 from tests.tiers.memory_store import MemoryStore
 from tests.tiers.remote.test_resp import command
@@ -151,8 +152,8 @@ class TierEventMachine(RuleBasedStateMachine):
             self.followed.close()
 
 
-TestTierEvents = pytest.mark.slow(TierEventMachine.TestCase)
-TestTierEvents.settings = settings(max_examples=12, stateful_step_count=20, deadline=None)
+TestTierEvents = pytest.mark.slow(drawn(TierEventMachine))
+TestTierEvents.settings = settings(max_examples=8, stateful_step_count=20, deadline=None)
 
 
 @pytest.mark.parametrize("model", sorted(MODELS))

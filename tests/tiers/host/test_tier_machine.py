@@ -11,9 +11,10 @@ from hypothesis.stateful import initialize
 from pagecore.cache import SwapSpace
 from tests.cache import test_hybrid_machine as hybrid
 from tests.cache import test_prefix_machine as plain
+from tests.machines import drawn
 from tests.tiers.host.rules import WRITES, TierRules
 
-EXAMPLES = 300 if os.environ.get("PAGECORE_FAULTS") == "full" else 20
+EXAMPLES = 300 if os.environ.get("PAGECORE_FAULTS") == "full" else 13
 
 
 class TierMachine(TierRules, plain.PrefixMachine):
@@ -69,7 +70,7 @@ class HybridTierMachine(TierRules, hybrid.HybridMachine):
         self.start_tier(num_blocks, write, shares, num_states=num_states)
 
 
-TestTierMachine = pytest.mark.slow(TierMachine.TestCase)
+TestTierMachine = pytest.mark.slow(drawn(TierMachine))
 TestTierMachine.settings = settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None)
-TestHybridTierMachine = pytest.mark.slow(HybridTierMachine.TestCase)
+TestHybridTierMachine = pytest.mark.slow(drawn(HybridTierMachine))
 TestHybridTierMachine.settings = settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None)

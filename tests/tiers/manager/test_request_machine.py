@@ -12,6 +12,7 @@ from pagecore import AttentionSpec, PagedKVCache
 from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.manager.stores import StoreSide
 from tests.faults import is_full
+from tests.machines import drawn
 from tests.tiers.manager.plain_host import NO_DEVICE, PlainHost
 from tests.tiers.manager.scripted_store import ScriptedStore
 
@@ -149,5 +150,5 @@ class RequestMachine(RuleBasedStateMachine):
             assert self.side.num_pins == len(self.host.pins)
 
 
-TestRequests = pytest.mark.slow(RequestMachine.TestCase)
-TestRequests.settings = settings(max_examples=2000 if is_full() else 40, stateful_step_count=40, deadline=None)
+TestRequests = pytest.mark.slow(drawn(RequestMachine))
+TestRequests.settings = settings(max_examples=2000 if is_full() else 24, stateful_step_count=40, deadline=None)
