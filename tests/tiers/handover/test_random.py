@@ -12,7 +12,7 @@ from pagecore.tiers.handover.imports import start_import
 from tests.tiers.handover.conftest import pair_of
 from tests.tiers.handover.pairs import as_bytes, fill, make
 
-ROUNDS = 10_000 if os.environ.get("PAGECORE_FAULTS") == "full" else 400
+ROUNDS = 10_000 if os.environ.get("PAGECORE_FAULTS") == "full" else 250
 ACTS = ["new", "grow", "remove", "hand over", "poll", "cancel"]
 
 

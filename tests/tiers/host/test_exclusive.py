@@ -52,7 +52,7 @@ def plain_lru(prompts, num_blocks, block_size):
     [(1, 1000, 3000), (1, 2000, 1000), (1, 300, 900), (4, 250, 750), (4, 500, 250), (16, 100, 300), (16, 60, 500)],
 )
 def test_a_spilling_tier_hits_like_one_lru_of_both_sizes(block_size, device, host):
-    prompts = list(chats(0, 1500, 400, 200))
+    prompts = list(chats(0, 1000, 400, 200))
     cache = cached(device + 1, block_size=block_size, max_sequences=2)
     with Tiers(cache, HostTier(cache, num_blocks=host + 1), write="on_evict", min_tokens=1) as tiers:
         hits = sum(serve(cache, ids) for ids in prompts)
