@@ -28,6 +28,9 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # The header of its kernels takes g++ 12 s to precompile, and spares 3.5 s a kernel: too long for two kernels.
 os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
+# Its caches of graphs outlive a run, and do not notice that the schema of an operator has changed.
+os.environ.setdefault("TORCHINDUCTOR_FX_GRAPH_CACHE", "0")
+os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE", "0")
 # JAX would look at each frame of a traceback for each exception that the tests expect.
 os.environ.setdefault("JAX_TRACEBACK_FILTERING", "off")
 ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}")

@@ -9,7 +9,7 @@ from bench.soaking import engine as engines
 
 @pytest.mark.slow
 def test_a_short_soak_serves_nothing_wrong_and_leaks_nothing(capsys):
-    assert module.main(["--seconds", "5", "--seed", "1"]) == 0
+    assert module.main(["--seconds", "3", "--seed", "1"]) == 0
     assert "nothing wrong was served and nothing leaked" in capsys.readouterr().out
 
 

@@ -86,24 +86,30 @@ def model(query, caches, slots, table, lens, starts):
     return attended
 
 
+def model_and_more(query, caches, slots, table, lens, starts):
+    attended = model(query, caches, slots, table, lens, starts)
+    out = torch.zeros_like(query)  # a constant, if the operator did not declare that it writes
+    interop.paged_attention(query, *caches[0], table, lens, cu_query_lens=starts, scale=0.1, out=out)
+    return attended, out
+
+
 @pytest.mark.parametrize(
-    ("layout", "dynamic", "compiled"),
-    [*in_turn(LAYOUTS, over=[[True, None], ["without kernels"]]), ("blockwise", None, "with kernels")],
+    ("layout", "dynamic", "kernels"),
+    [*in_turn(LAYOUTS, over=[[True, None], ["torch's kernels"]]), ("blockwise", None, "compiled kernels")],
 )
-def test_inductor_writes_to_the_caches_in_place(layout, dynamic, compiled, written):
+def test_inductor_writes_to_the_caches_in_place(layout, dynamic, kernels, written):
     steps, expected = ([make_step(layout=layout) for _ in range(2)] for _ in range(2))
     caches = [(step.key_cache, step.value_cache) for step in steps]
     first = steps[0]
     given = (first.slot_mapping, first.block_table, first.seq_lens, first.cu_query_lens)
-    if compiled == "with kernels":
-        compiled_model = torch.compile(model, fullgraph=True, dynamic=dynamic)
+    if kernels == "compiled kernels":
+        function, compiled = model, torch.compile(model, fullgraph=True, dynamic=dynamic)
     else:
-        compiled_model = compile_whole(model, "inductor", dynamic=dynamic)
-    got = compiled_model(first.query, caches, *given)
+        function, compiled = model_and_more, compile_whole(model_and_more, "inductor", dynamic=dynamic)
+    got = compiled(first.query, caches, *given)
     assert written == [(key_cache.data_ptr(), value_cache.data_ptr()) for key_cache, value_cache in caches]
-    torch.testing.assert_close(
-        got, model(first.query, [(step.key_cache, step.value_cache) for step in expected], *given)
-    )
+    others = [(step.key_cache, step.value_cache) for step in expected]
+    torch.testing.assert_close(got, function(first.query, others, *given))
     for step, twin in zip(steps, expected, strict=True):
         torch.testing.assert_close((step.key_cache, step.value_cache), (twin.key_cache, twin.value_cache))
 

@@ -49,7 +49,8 @@ def test_padded_prompts_give_equal_tokens(family):
     assert got == expected
 
 
-@EVERY_FAMILY
+# Every second family, and one of each kind: beams reorder the rows of the cache, which know no family.
+@pytest.mark.parametrize("family", dict.fromkeys([*SOME, *list(FAMILIES)[::2]]))
 def test_beam_search_gives_equal_tokens(family):
     ids = prompts()
     expected, got, cache = both(make_model(family), ids, attention_mask=left_padded(ids), num_beams=3)
