@@ -27,6 +27,7 @@ def numbers(*shape: int) -> Any:
 # ---- paged_attention
 
 
+@pytest.mark.slow
 @together("num_threads", [1, 3])
 @together("batch_invariant", [None, False, True])
 @together("dtype", ["float32", "bfloat16"])

@@ -43,6 +43,7 @@ def test_bytes_are_those_of_the_twin_in_every_layout(layout, format):
     values.check()
 
 
+@pytest.mark.slow
 @together("format", ALL)
 @together("dtype", DTYPES)
 @on_every_isa
@@ -70,6 +71,7 @@ def test_rows_of_any_length_are_written_completely(dim, format):
     values.check()
 
 
+@pytest.mark.slow
 @together("format", ["fp4_block16", "nvfp4", "nvfp4_4over6", "mxfp8"])
 @together("dim", [32, 160, 288, 8224])
 @on_every_isa

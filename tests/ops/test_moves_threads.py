@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 import pagecore
 from pagecore import ops
@@ -56,6 +57,7 @@ def test_copies_follow_the_order_of_the_pairs(layout):
     assert one == [np.ascontiguousarray(cache).tobytes() for cache in expected]
 
 
+@pytest.mark.slow
 @together("layout", LAYOUTS)
 @together("dims", [(64, 4, 64), (61, 3, 67)])
 @on_every_isa
@@ -99,6 +101,7 @@ def test_of_two_transfers_to_a_block_the_later_one_stays(layout):
     assert one == [np.ascontiguousarray(cache).tobytes() for cache in expected]
 
 
+@pytest.mark.slow
 @together("ordered", [False, True])
 @together("layout", LAYOUTS)
 def test_sequences_come_out_and_go_in_again(layout, ordered):

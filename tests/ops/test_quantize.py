@@ -47,6 +47,7 @@ def known_rows(count: int, dim: int, dtype: str, format: str) -> tuple[Any, Any,
         return x, codes, scales, {out: numbers.astype(DTYPES[out]) for out in DTYPES}
 
 
+@pytest.mark.slow
 @together("format", ALL)
 @together("dtype", DTYPES)
 @together("dim", [32, 128, 480])

@@ -20,6 +20,7 @@ MIXED: dict[str, Any] = {"seq_lens": (70, 33, 1, 16, 300, 0), "query_lens": (7, 
 DECODE: dict[str, Any] = {"seq_lens": (96, 33, 1, 300, 0)}
 
 
+@pytest.mark.slow
 @together("lens", [MIXED, DECODE])
 @together("bits", [(2, 2), (4, 4), (2, 4)])
 @on_every_isa

@@ -134,6 +134,7 @@ def scored_blocks(dtypes: tuple[str, str], dim: int, **options: Any) -> tuple[tu
     return (query, *planes), given, sparse.score_blocks(query, *planes, **given, block_size=4, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 3], indirect=True)
 @together("dtypes", [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "bfloat16")])
 @together("dim", [1, 64, 100])
@@ -146,6 +147,7 @@ def test_scores_of_blocks_equal_the_twin(threads, dtypes, dim, group, mixed):
         assert_scores(ops.score_blocks(*arrays, **given, block_size=4, causal=causal, group=group), expected)
 
 
+@pytest.mark.slow
 @together("dtypes", [("float32", "float32"), ("bfloat16", "float16")])
 @together("reduce", ["max_abs", "mean"])
 @together("mixed", [False, True])

@@ -38,6 +38,7 @@ def check(shape: Shape, *, by_block: bool = True, seed: int = 3, counted: bool =
     assert_lse_close(lse, expected[1], str(case.query.dtype))
 
 
+@pytest.mark.slow
 @together("lens", LENS)
 @together("dtype", ["float32", "bfloat16"])
 @together("by_block", [True, False])
@@ -106,6 +107,7 @@ def test_a_selection_of_all_blocks_gives_the_bits_of_no_selection():
     )
 
 
+@pytest.mark.slow
 @together("threads", [1, 2, 3])
 @together("lens", [{"seq_lens": (9000, 3000, 50)}, {"seq_lens": (3000, 50), "query_lens": (200, 2)}])
 def test_long_selections_are_split_among_threads(threads, lens):

@@ -34,6 +34,7 @@ def known_results(sink_tokens, window, causal):
     return reference(*arguments, cu_query_lens=cu, sink_tokens=sink_tokens, window=window, causal=causal)
 
 
+@pytest.mark.slow
 @together("sink_tokens", [1, 4, 16, 63, 64, 70, 500])
 @together("window", [1, 8, 64, 90, (30, 7)])
 @on_every_isa

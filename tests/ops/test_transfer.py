@@ -45,6 +45,7 @@ def test_blocks_of_any_dtype_and_rank_arrive_bit_for_bit(dtype, rest):
     check_transfer(random_bytes((10, 3, *rest), dtype), random_bytes((7, 3, *rest), dtype, 1), PAIRS)
 
 
+@pytest.mark.slow
 @together("layouts", [("NHD", "NHD"), ("NHD", "HND"), ("HND", "NHD"), ("padded", "HND")])
 @together("dtypes", [("bfloat16", "bfloat16"), ("float32", "bfloat16"), ("bfloat16", "float32")])
 def test_large_transfers_are_complete(layouts, dtypes):

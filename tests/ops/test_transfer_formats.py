@@ -132,6 +132,7 @@ def test_without_a_null_block_block_0_is_converted_as_any_other():
         transfer_blocks(plain, codes, [(-1, 3)], target_scales=scales, null_block=False)
 
 
+@pytest.mark.slow
 @together("names", DIFFERENT)
 def test_blocks_are_converted_as_by_the_twin(names):
     source, target, expected = sides(names, ("HND", "NHD"))

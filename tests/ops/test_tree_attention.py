@@ -37,12 +37,14 @@ OPTIONS = {
 }
 
 
+@pytest.mark.slow
 @together("name", OPTIONS)
 @on_every_isa
 def test_trees_keep_the_bounds_with_every_option(name):
     tree_case(BRANCHES, **OPTIONS[name]).check()
 
 
+@pytest.mark.slow
 @together("dims", [(64, 64), (80, 80), (128, 64), (36, 20)])
 @together("dtype", ["float32", "float16", "bfloat16"])
 @on_every_isa
@@ -69,6 +71,7 @@ def test_trees_of_more_than_64_tokens():
     tree_case(shape, branching=0.05, window=25, alibi_slopes=SLOPES[:4]).check()
 
 
+@pytest.mark.slow
 @together("invariant", [False, True])
 @together("window", [None, 30])
 @on_every_isa
