@@ -12,6 +12,7 @@ import pytest
 
 from pagecore.arrays import as_tensor, empty, like
 from pagecore.errors import PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
+from tests.together import together
 
 
 def test_a_tensor_is_itself():
@@ -49,7 +50,7 @@ def test_strides_that_are_not_multiples_of_the_item_size_are_viewed():
     assert as_tensor(packed["value"]).tolist() == [1, 2, 3]
 
 
-@pytest.mark.parametrize("dtype", ["f8", "u2", "u4", "u8", "i2", "c8", ">f4", ">i8", "V4", "S3", "U2", "O", "M8[s]"])
+@together("dtype", ["f8", "u2", "u4", "u8", "i2", "c8", ">f4", ">i8", "V4", "S3", "U2", "O", "M8[s]"])
 def test_other_dtypes_of_numpy_are_refused(dtype):
     with pytest.raises(UnsupportedDtype):
         as_tensor(np.zeros(3, dtype))
@@ -105,7 +106,7 @@ BUFFERS = [
 ]
 
 
-@pytest.mark.parametrize(("source", "dtype", "readonly"), BUFFERS, ids=lambda value: type(value).__name__)
+@together(("source", "dtype", "readonly"), BUFFERS)
 def test_buffers_are_viewed(source, dtype, readonly):
     tensor = as_tensor(source)
     expected = np.asarray(source)
@@ -187,7 +188,7 @@ def test_cuda_array_interfaces_are_viewed_both_ways():
         tensor.__dlpack__(stream=1, max_version=(1, 0))
 
 
-@pytest.mark.parametrize(
+@together(
     "changes",
     [
         {"typestr": "<f8"},
@@ -204,7 +205,6 @@ def test_cuda_array_interfaces_are_viewed_both_ways():
         {"strides": (2**63 - 1, 1)},
         {"mask": object()},
     ],
-    ids=lambda value: str(value).split(" at 0x")[0],
 )
 def test_broken_cuda_array_interfaces_are_refused(changes):
     with pytest.raises(PagecoreError):
@@ -245,13 +245,12 @@ class Raising:
         raise RuntimeError
 
 
-@pytest.mark.parametrize(
+@together(
     "wrong",
     [
         *(None, 1, 1.5, True, "text", [1.0, 2.0], (1,), {}, {1}, range(3), iter([]), object(), ..., NotImplemented),
         *(np.float32(1), np.int64(1), ml_dtypes.bfloat16(1), np.ndarray, type, np, as_tensor, Liar(), Raising()),
     ],
-    ids=lambda wrong: type(wrong).__name__,
 )
 def test_objects_without_memory_are_refused(wrong):
     with pytest.raises(UnsupportedDtype, match="not an array"):

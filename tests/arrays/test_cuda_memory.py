@@ -13,6 +13,7 @@ from pagecore.arrays import strided
 from pagecore.arrays.cuda.current import use_runtime
 from pagecore.arrays.tensors.streams import note_work
 from tests.arrays.fake_runtime import FakeRuntime
+from tests.together import together
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def test_a_missing_device_is_refused(runtime):
         pagecore.empty(3, device="cuda")
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:-1", "cuda:x", "CUDA", "", None, "cpu:1", "mps", "cuda:0 "])
+@together("device", ["gpu", "cuda:", "cuda:-1", "cuda:x", "CUDA", "", None, "cpu:1", "mps", "cuda:0 "])
 def test_invalid_device_names_are_refused(device):
     with pytest.raises(pagecore.DeviceError, match="it must be 'cpu', 'cuda'"):
         pagecore.empty(3, device=device)

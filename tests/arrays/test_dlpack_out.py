@@ -13,6 +13,7 @@ from pagecore.arrays import as_dtype, as_tensor, empty, zeros
 from pagecore.arrays.dtypes.dtype import DTYPES
 from pagecore.errors import PagecoreError
 from tests.arrays.producers import capsule_name, read_capsule
+from tests.together import together
 
 READ_ONLY, IS_COPIED = 1, 2
 VERSIONS = pytest.mark.parametrize("max_version", [None, (1, 3)])
@@ -134,7 +135,7 @@ def test_without_copy_the_memory_is_shared(copy):
     assert read_capsule(tensor.__dlpack__(copy=copy)).tensor.data == tensor.pointer
 
 
-@pytest.mark.parametrize(
+@together(
     "arguments",
     [
         {"stream": 0},

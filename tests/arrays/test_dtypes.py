@@ -12,6 +12,7 @@ import pagecore.arrays
 from pagecore.arrays import DType, as_dtype
 from pagecore.arrays.dtypes.dtype import DTYPES
 from pagecore.errors import UnsupportedDtype
+from tests.together import together
 
 # name: DLPack code and bits, bytes, what CuPy stores; written out so that a slip in the table shows.
 TABLE = {
@@ -42,7 +43,7 @@ def test_the_table_is_in_the_order_of_the_native_enum():
     assert [dtype.code for dtype in DTYPES] == list(range(10))
 
 
-@pytest.mark.parametrize("name", TABLE)
+@together("name", TABLE)
 def test_a_dtype_is_its_name_and_knows_what_others_call_it(name):
     dtype = DType(name)
     dlpack, itemsize, cupy = TABLE[name]
@@ -56,7 +57,7 @@ def test_a_dtype_is_its_name_and_knows_what_others_call_it(name):
     assert np.zeros(2, dtype).dtype == dtype.numpy
 
 
-@pytest.mark.parametrize("name", TABLE)
+@together("name", TABLE)
 def test_every_spelling_of_numpy_is_recognised(name):
     dtype = DType(name)
     for spelling in (name, dtype.numpy, dtype.numpy.type, np.zeros(1, dtype.numpy).dtype):
@@ -90,7 +91,7 @@ class Hostile:
         raise RuntimeError("no dtype")
 
 
-@pytest.mark.parametrize(
+@together(
     "wrong",
     [
         *(None, "float64", "", "bf16", "f4,f4", "x" * 10_000, float, complex, object, str, np.float64, np.uint32),
@@ -98,7 +99,6 @@ class Hostile:
         *(np.dtype([(f"field{n}", "f4") for n in range(99)]), np.dtype(("f4,f4", (2,)))),
         *(np.zeros(3, "f4"), 4, 2.0, [], {}, Hostile(), Hostile),
     ],
-    ids=lambda wrong: type(wrong).__name__,
 )
 def test_anything_else_is_refused_with_the_dtypes_there_are(wrong):
     with pytest.raises(UnsupportedDtype, match="bfloat16") as raised:

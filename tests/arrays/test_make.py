@@ -193,7 +193,7 @@ def test_views_up_to_the_last_byte_are_allowed(shape, strides, offset, dtype, ex
     assert strided(buffer, shape, strides, offset, dtype).tolist() == expected
 
 
-@pytest.mark.parametrize(
+@together(
     ("shape", "strides", "offset", "dtype"),
     [
         (9, None, 0, None),

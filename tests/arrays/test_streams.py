@@ -18,6 +18,7 @@ from pagecore.errors import DeviceError, NotEnoughMemory, UnsupportedOption
 from tests.arrays.fake_cupy import FakeCuda, make_cupy
 from tests.arrays.fake_frameworks import Array, Streams, fake_jax, fake_torch
 from tests.arrays.fake_runtime import FakeRuntime
+from tests.together import together
 
 FLOAT32, BFLOAT16 = DType("float32"), DType("bfloat16")
 
@@ -70,7 +71,7 @@ def test_the_handle_is_read_from_streams_of_frameworks(stream):
     assert stream_handle(stream, None, 1) == 77
 
 
-@pytest.mark.parametrize("stream", [-1, 1 << 64, True, "77", 7.0, [], object(), stream_with(ptr="77"), np.int64(7)])
+@together("stream", [-1, 1 << 64, True, "77", 7.0, [], object(), stream_with(ptr="77"), np.int64(7)])
 def test_invalid_streams_are_refused(stream):
     with pytest.raises(UnsupportedOption, match="it must be None, a handle"):
         stream_handle(stream, None, 0)

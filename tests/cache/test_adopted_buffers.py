@@ -24,6 +24,7 @@ from tests.capabilities import require
 from tests.faults import is_full
 from tests.reference.dense import dense_attention
 from tests.thinning import in_turn
+from tests.together import together
 
 pytestmark = pytest.mark.slow
 
@@ -180,7 +181,7 @@ def room(count=1, dtype=np.uint8):
     return [np.zeros(SIZE // np.dtype(dtype).itemsize, dtype) for _ in range(count)]
 
 
-@pytest.mark.parametrize(
+@together(
     ("options", "error", "says"),
     [
         ({"buffers": room(), "device": "none"}, UnsupportedOption, "device is 'none'"),

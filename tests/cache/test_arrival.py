@@ -19,6 +19,7 @@ from tests.cache.handing_over import (
 from tests.cache.swaps import poison
 from tests.faults import is_full
 from tests.thinning import in_turn
+from tests.together import together
 
 WINDOWS = [1, 2, 4, 5, 6, 16, 31, 32, 33, 64, 96, 97, 500]
 
@@ -296,7 +297,7 @@ def test_held_from_lists_the_tokens_that_can_be_handed_over():
         assert cache.held_from(sequence, 1) == 128
 
 
-@pytest.mark.parametrize(
+@together(
     ("call", "error"),
     [
         (lambda cache, one: cache.held_from(one, 2), ShapeError),

@@ -39,7 +39,7 @@ def test_worked_example_c2_what_chunks_let_go():
         assert cache.held_from(sequence, 1) == first
 
 
-@pytest.mark.parametrize(
+@together(
     ("flags", "hit"),
     [("T", 1), ("TF", 2), ("TT", 2), ("TTF", 2), ("TTT", 3), ("TTTF", 4)]
     + [

@@ -18,6 +18,7 @@ from pagecore.cache import (
 from pagecore.errors import DeviceError, NotEnoughMemory, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage import TensorParallel
 from tests.cache.caches import owned_memory
+from tests.together import together
 
 SPEC = AttentionSpec(4, 8, dtype="bfloat16", num_query_heads=8)
 
@@ -56,7 +57,7 @@ def test_configs_are_values():
     assert replace(static, dtype="auto").dtype == "auto"
 
 
-@pytest.mark.parametrize(
+@together(
     ("options", "error"),
     [
         ({"block_size": 0}, ShapeError),
@@ -215,8 +216,8 @@ def test_dtype_auto_takes_the_models_and_any_other_replaces_it(kind):
         make_cache(kind(dtype="int8"), SPEC)
 
 
-@pytest.mark.parametrize("dtype", ["auto", "float16"])
-@pytest.mark.parametrize("layers", [None, 5, "llama", [None], [Alias(0)], Alias(0)])
+@together("dtype", ["auto", "float16"])
+@together("layers", [None, 5, "llama", [None], [Alias(0)], Alias(0)])
 def test_invalid_layers_are_refused_with_every_dtype(layers, dtype):
     for config in (paged(dtype=dtype), static(dtype=dtype)):
         with pytest.raises((UnsupportedOption, ShapeError)):

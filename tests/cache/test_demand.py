@@ -187,8 +187,8 @@ def test_40_gib_hold_38_requests_of_8k_of_a_gemma_3_27b():
     assert divide_memory(groups, 16, 40 * 2**30, 131072) == blocks
 
 
-@pytest.mark.parametrize("max_tokens", [1, 5, 64, 1000, 8192, None])
-@pytest.mark.parametrize("windows", [(None,), (None, 10), (300, None, 7), (10, 6)])
+@together("max_tokens", [1, 5, 64, 1000, 8192, None])
+@together("windows", [(None,), (None, 10), (300, None, 7), (10, 6)])
 def test_a_division_uses_the_memory_and_serves_one_sequence(windows, max_tokens):
     groups = [group(window, layers) for layers, window in enumerate(windows, start=1)]
     for memory in (30_000, 100_000, 3_456_789, 10**9):

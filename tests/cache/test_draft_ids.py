@@ -7,6 +7,7 @@ from pagecore.errors import ShapeError, UnsupportedDtype
 from tests.cache.caches import SPEC, make
 from tests.cache.prefixes import ALIKE
 from tests.cache.test_rejected_drafts import prompted
+from tests.together import together
 
 PROMPT = ALIKE[:10]
 
@@ -40,7 +41,7 @@ def test_drafts_are_the_last_tokens_of_a_row_and_ids_between_are_unknown():
     cache.check_invariants()
 
 
-@pytest.mark.parametrize(
+@together(
     ("draft_ids", "error", "message"),
     [
         ([[1, 2], [3]], ShapeError, "draft_ids has 2 entries; give one for each of the 1 sequences"),
@@ -51,7 +52,7 @@ def test_drafts_are_the_last_tokens_of_a_row_and_ids_between_are_unknown():
         ([[1.5]], UnsupportedDtype, "draft id"),
     ],
 )
-@pytest.mark.parametrize("reuses", [False, True])
+@together("reuses", [False, True])
 def test_wrong_draft_ids_are_refused_and_change_nothing(draft_ids, error, message, reuses):
     cache = make(SPEC, num_blocks=33)
     sequence = prompted(cache)

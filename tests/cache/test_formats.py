@@ -23,6 +23,7 @@ from tests.ops import formats_twin as twin
 from tests.ops.cases import DTYPES
 from tests.reference.dense import dense_attention
 from tests.thinning import interleaved
+from tests.together import together
 
 HEADS, DIM, V_DIM, BLOCK = 2, 32, 64, 4
 LAYOUTS = ["layerwise", "blockwise", "LBNCHD", "LBCNHD", "BCHND", KVLayout("layerwise", heads="NHD")]
@@ -162,8 +163,8 @@ def test_a_cache_in_memory_of_the_caller(format):
         check(cache, sequence)
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@together("format", FORMATS)
+@together("dtype", ["float16", "bfloat16"])
 def test_keys_of_16_bits_are_quantised_from_their_own_numbers(dtype, format):
     cache = make(spec_of(format))
     sequence = cache.add_sequence(range(8))
@@ -295,8 +296,8 @@ def static_bytes(cache: StaticKVCache, layer: int, count: int) -> dict[str, Any]
     }
 
 
-@pytest.mark.parametrize("heads_next", [False, True])
-@pytest.mark.parametrize("format", [*FORMATS, *MIXED])
+@together("heads_next", [False, True])
+@together("format", [*FORMATS, *MIXED])
 def test_a_static_cache_stores_the_bytes_of_the_twin(format, heads_next):
     specs = [spec_of(format), spec_of(format)]
     if format == "float8_e5m2":

@@ -15,6 +15,7 @@ from pagecore import (
 from pagecore.cache.layers.groups import Group
 from pagecore.cache.memory.demand import blocks_at_once
 from tests.cache.caches import advance
+from tests.together import together
 
 FULL = AttentionSpec(2, 8, dtype="float32", num_query_heads=4)
 
@@ -47,9 +48,9 @@ def test_a_sequence_can_be_truncated_by_its_lookahead_at_every_length(window, lo
                 cache.truncate(sequence, max(1, kept - 1))
 
 
-@pytest.mark.parametrize("forks", [False, True])
-@pytest.mark.parametrize("length", [17, 20, 22])
-@pytest.mark.parametrize("block_size", [1, 2, 3])
+@together("forks", [False, True])
+@together("length", [17, 20, 22])
+@together("block_size", [1, 2, 3])
 def test_a_cut_sequence_holds_no_blocks_that_its_row_has_released(block_size, length, forks):
     """The path of the shorter sequence has keys for its window, of which the row released some when it was longer."""
     cache = PagedKVCache(spec(9, 9), block_size=block_size, num_blocks=40, max_sequences=4, device="none")
@@ -184,7 +185,7 @@ def test_worked_example_f3_a_hit_gives_up_its_last_block():
         cache.check_invariants()
 
 
-@pytest.mark.parametrize("length", [1, 15, 16, 17, 32, 33, 48, 63, 64, 65, 100])
+@together("length", [1, 15, 16, 17, 32, 33, 48, 63, 64, 65, 100])
 def test_what_is_left_of_a_hit_is_a_hit_of_every_window(length):
     plain, eagle = (make(10, num_blocks=60, recompute_last_block=flag) for flag in (False, True))
     for cache in (plain, eagle):

@@ -9,6 +9,7 @@ from pagecore import InvalidSequence
 from pagecore.errors import DeviceError, OutOfBlocks
 from tests.cache.caches import SPEC, WINDOWED, advance, make
 from tests.cache.prefixes import ALIKE
+from tests.together import together
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +63,7 @@ NEXT_CALLS = {
 }
 
 
-@pytest.mark.parametrize("call", NEXT_CALLS)
+@together("call", NEXT_CALLS)
 def test_a_lost_batch_blocks_no_call(call):
     cache = make(num_blocks=4, max_tokens_per_sequence=12)
     sequence = cache.add_sequence(ALIKE[:9])
@@ -280,8 +281,8 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("end", ENDS)
+@together("device", DEVICES)
+@together("end", ENDS)
 def test_a_stale_batch_is_refused_by_every_call(end, device):
     cache = make(device=device)
     sequence = cache.add_sequence(range(8))

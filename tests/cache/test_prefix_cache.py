@@ -13,9 +13,10 @@ from pagecore import (
 from tests.cache.caches import SPEC, WINDOWED, advance, make
 from tests.cache.prefixes import ALIKE, computed, kept
 from tests.cache.swaps import content, fill
+from tests.together import together
 
 
-@pytest.mark.parametrize("length", [0, 1, 3, 4, 5, 8, 9, 11, 12, 13])
+@together("length", [0, 1, 3, 4, 5, 8, 9, 11, 12, 13])
 def test_whole_blocks_below_the_last_token_are_reused(length):
     cache = make()
     kept(cache, ALIKE[:12])

@@ -10,9 +10,10 @@ from pagecore import (
 )
 from tests.cache.caches import make
 from tests.cache.prefixes import ALIKE, computed, kept
+from tests.together import together
 
 
-@pytest.mark.parametrize(
+@together(
     ("options", "error", "match"),
     [
         ({"namespace": []}, UnsupportedDtype, "not hashable"),
@@ -47,8 +48,8 @@ def test_missing_rows_are_refused_before_anything_counts_as_used():
     cache.check_invariants()
 
 
-@pytest.mark.parametrize("spans", [5, [5], [(0, 4)], [(0, 4, None)], [(4, 0, 1)]])
-@pytest.mark.parametrize("prefix_cache", [True, False])
+@together("spans", [5, [5], [(0, 4)], [(0, 4, None)], [(4, 0, 1)]])
+@together("prefix_cache", [True, False])
 def test_invalid_spans_are_refused_with_and_without_a_prefix_cache(spans, prefix_cache):
     cache = make(prefix_cache=prefix_cache)
     for call in (cache.add_sequence, cache.match_length):

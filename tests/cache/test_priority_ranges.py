@@ -8,6 +8,7 @@ import pytest
 from pagecore import AttentionSpec, PagedKVCache, ShapeError, UnsupportedOption
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.manager.tiers import Tiers
+from tests.together import together
 
 SPEC = AttentionSpec(1, 8)
 DEFAULT = 35.0
@@ -286,7 +287,7 @@ def test_the_smallest_priority_of_a_copy_is_checked():
             HostTier(make(), num_blocks=9, min_priority=number)
 
 
-@pytest.mark.parametrize(
+@together(
     ("given", "error"),
     [
         ([(0, 4, 101)], ShapeError),

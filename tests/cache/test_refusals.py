@@ -120,7 +120,7 @@ def test_an_invalid_step_is_refused_and_changes_nothing():
     assert cache.stats() == before
 
 
-@pytest.mark.parametrize(
+@together(
     ("counts", "error"),
     [
         (None, UnsupportedDtype),
@@ -135,7 +135,6 @@ def test_an_invalid_step_is_refused_and_changes_nothing():
         ([2**70, 1], ShapeError),
         (np.array(["2020"], "M8[D]"), UnsupportedDtype),
     ],
-    ids=lambda value: "object" if type(value) is object else repr(value),
 )
 def test_invalid_counts_are_refused_before_a_batch_is_made(counts, error):
     cache = make()

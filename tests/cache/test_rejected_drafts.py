@@ -8,6 +8,7 @@ from pagecore.errors import ShapeError, UnsupportedDtype
 from tests.cache.caches import SPEC, WINDOWED, advance, make
 from tests.cache.draft_walk import Walk
 from tests.cache.prefixes import ALIKE
+from tests.together import together
 
 PROMPT = ALIKE[:10]
 DRAFTS = [50, 51, 52, 53]
@@ -28,8 +29,8 @@ def speculate(cache, sequences, drafts, accepted):
     cache.commit(cache.prepare(sequences, counts), accepted=accepted)
 
 
-@pytest.mark.parametrize("layers", LAYERS.values(), ids=LAYERS)
-@pytest.mark.parametrize("accepted", range(5))
+@together("layers", LAYERS.values())
+@together("accepted", range(5))
 def test_rejected_ids_are_forgotten_and_the_next_id_follows_the_accepted_ones(layers, accepted):
     cache = make(layers, num_blocks=33)
     sequence = prompted(cache)

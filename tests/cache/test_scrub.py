@@ -14,6 +14,7 @@ from tests.cache.caches import SPEC, WINDOWED, advance, make, owned_memory
 from tests.cache.swaps import Labelled
 from tests.faults import is_full, lines_of, raise_at
 from tests.machines import drawn
+from tests.together import together
 
 LAYOUTS = ["layerwise", "blockwise", KVLayout("blockwise", "NHD"), "BNHD", "BHND", "CBNHD", "LBNHD", "NBHD"]
 MARKERS = {"a": 3.0, "b": 5.0}
@@ -76,8 +77,8 @@ def dirty(layers=SPEC, *, tokens=16, **options):
     return cache
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("prefix_cache", [True, False])
+@together("layout", LAYOUTS)
+@together("prefix_cache", [True, False])
 def test_a_step_finds_no_value_of_another_namespace_in_any_slot(layout, prefix_cache):
     cache = dirty([SPEC, WINDOWED, SPEC], layout=layout, prefix_cache=prefix_cache)
     sequence = cache.add_sequence(range(13), namespace="b")

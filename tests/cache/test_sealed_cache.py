@@ -29,6 +29,7 @@ from tests.cache.sealing import as_read, sealed_after
 from tests.cache.swaps import poison
 from tests.ops import kivi_twin
 from tests.reference.dense import dense_attention
+from tests.together import together
 
 BLOCK, RESIDUAL = 32, 40
 SPEC = AttentionSpec(2, 64, 32, dtype="float32", num_query_heads=4, format="kivi2", residual=RESIDUAL)
@@ -433,7 +434,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@together("name", WRONG)
 def test_specs_that_cannot_be_sealed_are_refused(name):
     options, error, message = WRONG[name]
     with pytest.raises(error, match=message):

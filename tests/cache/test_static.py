@@ -74,9 +74,9 @@ def test_an_update_writes_its_tokens_and_nothing_else():
         assert (array == 5.0).all()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("given", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("count", [1, 5])
+@together("dtype", ["float32", "float16", "bfloat16"])
+@together("given", ["float32", "float16", "bfloat16"])
+@together("count", [1, 5])
 def test_floats_are_cast_and_rounded_to_nearest_even(dtype, given, count):
     cache = make_static(AttentionSpec(2, 8, dtype=dtype))
     new = normal(4, 2, count, 8).astype(as_dtype(given).numpy)
@@ -181,7 +181,7 @@ POSITIONS = {
 }
 
 
-@pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS)
+@together("position", POSITIONS.values())
 def test_a_position_is_an_int_or_one_integer_on_the_host(position):
     cache = make_static()
     key, _ = cache.update(0, normal(1, 2, 2, 8), normal(1, 2, 2, 8), position)

@@ -25,6 +25,7 @@ from tests.cache.caches import SPEC, normal
 from tests.cache.test_cross import attention
 from tests.ops import formats_twin as twin
 from tests.reference.static_cache import CrossTwin, StaticTwin
+from tests.together import together
 
 CROSS = CrossSpec(2, 8, dtype="float32", num_query_heads=4, max_tokens=10)
 LAYERS = [SPEC, SPEC, CROSS, CROSS]
@@ -171,8 +172,8 @@ def test_decoding_again_from_position_0_keeps_the_output_and_reset_forgets_it():
     assert not any(array.any() for array in contents(cache))
 
 
-@pytest.mark.parametrize("laying", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3), (3, 0, 1, 2)])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@together("laying", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3), (3, 0, 1, 2)])
+@together("dtype", ["float32", "float16", "bfloat16"])
 def test_outputs_of_any_strides_and_floats_are_rounded_to_nearest_even(laying, dtype):
     cache = poisoned(make([SPEC, replace(CROSS, dtype=dtype)]))
     key, value = (np.ascontiguousarray(each.transpose(laying)).transpose(np.argsort(laying)) for each in encoded(3, 10))
@@ -271,7 +272,7 @@ def test_a_cache_without_cross_attention_has_no_arrays_for_it():
 OUTPUT = np.ones((3, 2, 10, 8), np.float32)
 
 
-@pytest.mark.parametrize(
+@together(
     ("key", "value", "position", "error", "says"),
     [
         (OUTPUT, OUTPUT, 1, ShapeError, r"position is 1, but layer 2 is a CrossSpec.*pass 0"),

@@ -55,7 +55,7 @@ def zeros(*shape, dtype=np.float32):
     return np.zeros(shape, dtype)
 
 
-@pytest.mark.parametrize(
+@together(
     ("key", "value", "error", "says"),
     [
         (zeros(5, 2, 1, 8), zeros(5, 2, 1, 8), ShapeError, "raise max_batch_size"),
@@ -96,7 +96,7 @@ def test_an_unknown_layer_is_refused(layer):
 KEY, VALUE = Plane("key", (2, 8), "float32"), Plane("value", (2, 8), "float32")
 
 
-@pytest.mark.parametrize(
+@together(
     ("options", "error"),
     [
         ({"max_length": None}, ShapeError),

@@ -17,6 +17,7 @@ from pagecore.cache.state._state import hold
 from pagecore.index import BlockPool
 from tests.cache.caches import SPEC, WINDOWED, advance, make
 from tests.cache.swaps import Labelled, content, fill, poison
+from tests.together import together
 
 
 def test_a_space_has_the_layout_of_the_cache_by_default():
@@ -49,7 +50,7 @@ def test_a_space_may_store_a_narrower_dtype():
     assert (cache.key(0).numpy()[blocks] == expected).all()
 
 
-@pytest.mark.parametrize(
+@together(
     ("options", "error"),
     [
         ({}, ShapeError),
@@ -66,7 +67,7 @@ def test_a_space_may_store_a_narrower_dtype():
         ({"num_blocks": 5, "dtype": "float99"}, UnsupportedDtype),
     ],
 )
-@pytest.mark.parametrize("device", ["cpu", "none"])
+@together("device", ["cpu", "none"])
 def test_invalid_options_of_a_space_are_refused(options, error, device):
     with pytest.raises(error):
         SwapSpace(make(device=device), **options)

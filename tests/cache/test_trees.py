@@ -27,6 +27,7 @@ from tests.cache.tree_model import (
 from tests.faults import is_full
 from tests.reference.trees import ancestors, bits_of, depths_of, random_parents, random_path
 from tests.thinning import in_turn
+from tests.together import together
 
 F2 = [-1, 0, 0, 1, 1, 2]
 
@@ -251,7 +252,7 @@ def test_parents_that_are_refused(parents, message):
     assert sequence.num_computed_tokens == 0
 
 
-@pytest.mark.parametrize(
+@together(
     ("arguments", "message"),
     [
         ({}, "the step has trees; pass accepted_path"),

@@ -130,7 +130,7 @@ def test_free_retired_and_null_blocks_have_no_references(pool):
     assert pool.ref_counts().tolist() == [0, 1, 1, 1, 1, 2, 0, 0, 0, 0]
 
 
-@pytest.mark.parametrize(
+@together(
     "make",
     [
         list,

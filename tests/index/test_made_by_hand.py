@@ -22,6 +22,7 @@ from pagecore.index import (
     StateTable,
     StepBuffers,
 )
+from tests.together import together
 
 SEALED = [
     Receipt,
@@ -70,7 +71,7 @@ def objects():
     }
 
 
-@pytest.mark.parametrize("name", objects())
+@together("name", objects())
 def test_objects_with_native_memory_are_neither_copied_nor_pickled(name):
     made = objects()[name]
     for call in (pickle.dumps, copy.copy, copy.deepcopy):

@@ -13,6 +13,7 @@ import pytest
 
 from pagecore.errors import UnsupportedDtype
 from pagecore.index import RadixTree
+from tests.together import together
 
 
 class Tenant(NamedTuple):
@@ -187,7 +188,7 @@ class Holder:
     value: Any
 
 
-@pytest.mark.parametrize(
+@together(
     "name",
     [
         [],

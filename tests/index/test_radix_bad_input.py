@@ -89,7 +89,7 @@ def test_receipts_are_released_once_and_to_their_own_tree():
     tree.check_invariants()
 
 
-@pytest.mark.parametrize(
+@together(
     ("options", "error"),
     [
         ({"block_size": 0}, ShapeError),

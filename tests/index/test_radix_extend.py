@@ -6,6 +6,7 @@ import pytest
 from pagecore.errors import DoubleFree, InvalidBlock, InvalidSequence, ShapeError, UnsupportedDtype
 from pagecore.index import RadixTree
 from tests.index.radix import blocks, snapshot
+from tests.together import together
 
 
 def test_a_decode_of_a_thousand_tokens_leaves_one_node():
@@ -307,7 +308,7 @@ def test_spare_room_of_grown_nodes_stays_within_half_of_what_is_live():
     tree.check_invariants()
 
 
-@pytest.mark.parametrize(
+@together(
     ("tokens", "ids", "options", "error"),
     [
         ([1, 1, 2, 2, 3], [3, 4, 5], {}, None),

@@ -7,6 +7,7 @@ import pytest
 
 from pagecore.errors import DoubleFree, ShapeError, UnsupportedDtype
 from pagecore.index import RadixTree
+from tests.together import together
 
 
 class Number:
@@ -53,7 +54,7 @@ def check(tree):
     assert tree.num_receipts >= 0
 
 
-@pytest.mark.parametrize(
+@together(
     "call",
     [
         lambda tree, receipt: tree.release(receipt, time=Number(1, receipt.release)),
@@ -195,7 +196,7 @@ def test_a_digest_is_an_int_or_bytes_and_nothing_that_poses_as_them():
         RadixTree(1).match([1], spans=[(0, 1, Digest())])
 
 
-@pytest.mark.parametrize("threshold", range(1, 12))
+@together("threshold", range(1, 12))
 def test_a_finalizer_that_evicts_during_a_match_finds_nothing_half_read(threshold):
     class Trap:
         def __init__(self):

@@ -5,6 +5,7 @@ import pytest
 
 from pagecore.index import RadixTree
 from tests.index.radix import blocks
+from tests.together import together
 
 # The worked examples.
 
@@ -48,8 +49,8 @@ def test_example_14_a_hole_shows_where_a_checkpoint_would_help():
 # Lookup and insertion.
 
 
-@pytest.mark.parametrize("block_size", [1, 3, 16, 64])
-@pytest.mark.parametrize("extra", [-1, 0, 1])
+@together("block_size", [1, 3, 16, 64])
+@together("extra", [-1, 0, 1])
 def test_only_whole_blocks_are_kept_and_matched(block_size, extra):
     tree = RadixTree(block_size)
     length = 4 * block_size + extra

@@ -185,8 +185,8 @@ def test_a_refused_write_changes_nothing_in_any_row(requests, arguments, error):
     assert snapshot(requests) == before
 
 
-@pytest.mark.parametrize("slot", [2**31, -(2**31) - 1, 2**40, 2**63 - 1, -(2**63)])
-@pytest.mark.parametrize("make", [list, np.array])
+@together("slot", [2**31, -(2**31) - 1, 2**40, 2**63 - 1, -(2**63)])
+@together("make", [list, np.array])
 def test_a_slot_that_int32_cannot_hold_is_refused_and_int64_holds_it(slot, make):
     narrow, wide = RequestTable(1, 40), RequestTable(1, 40, dtype="int64")
     narrow.allocate(1), wide.allocate(1)
@@ -252,7 +252,7 @@ def test_the_table_is_a_read_only_view_that_changes_with_the_rows(requests):
     assert view.tolist() == [[0, 0], [8, 9]]
 
 
-@pytest.mark.parametrize(
+@together(
     ("arguments", "error"),
     [
         ((0, 4), ShapeError),

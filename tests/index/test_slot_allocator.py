@@ -11,6 +11,7 @@ from pagecore.errors import (
 from pagecore.index import BlockPool, SlotAllocator
 from tests.index.slots import make as make_allocator
 from tests.index.slots import snapshot
+from tests.together import together
 
 
 @pytest.fixture
@@ -102,8 +103,8 @@ def test_lengths_and_slots_are_accepted_in_every_integer_container(allocator, ma
 # Sizes.
 
 
-@pytest.mark.parametrize("dtype", ["int64", "int32"])
-@pytest.mark.parametrize("block_size", [1, 16, 63, 100, 1000])
+@together("dtype", ["int64", "int32"])
+@together("block_size", [1, 16, 63, 100, 1000])
 def test_long_sequences_are_numbered_right_in_blocks_of_any_size(block_size, dtype):
     allocator = SlotAllocator(BlockPool(40_000), block_size, index_dtype=dtype)
     first = allocator.allocate(2_345)

@@ -190,13 +190,13 @@ def test_an_unsuitable_out_is_refused(allocator, out, call):
     assert snapshot(allocator) == before
 
 
-@pytest.mark.parametrize("dtype", ["int16", "uint32", "float32", "", None, 7, "int", object(), ["int32"]])
+@together("dtype", ["int16", "uint32", "float32", "", None, 7, "int", object(), ["int32"]])
 def test_an_unknown_dtype_is_refused_by_name(dtype):
     with pytest.raises(UnsupportedOption, match="int64 or int32"):
         SlotAllocator(BlockPool(4), 4, index_dtype=dtype)
 
 
-@pytest.mark.parametrize(
+@together(
     ("pool", "block_size", "error"),
     [
         (7, 4, UnsupportedOption),

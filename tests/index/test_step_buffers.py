@@ -12,6 +12,7 @@ from pagecore.errors import (
 )
 from pagecore.index import StepBuffers
 from tests.index.tables import make
+from tests.together import together
 
 
 def test_the_table_is_a_read_only_view_that_keeps_its_memory():
@@ -108,7 +109,7 @@ def test_fill_writes_into_strided_lines():
     assert whole.tolist() == [[1, 2, 3, 0, 77, 77], [77] * 6, [0, 0, 0, 0, 77, 77], [77] * 6]
 
 
-@pytest.mark.parametrize(
+@together(
     ("out", "lengths"),
     [
         (np.full((2, 2), 77, np.int32), None),

@@ -134,7 +134,7 @@ def test_an_unsuitable_out_is_refused(two_groups, out):
     assert snapshot(two_groups) == before
 
 
-@pytest.mark.parametrize(
+@together(
     ("pools", "options", "error"),
     [
         (lambda: BlockPool(4), {"max_sequences": 0}, ShapeError),

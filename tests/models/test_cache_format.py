@@ -9,6 +9,7 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models import ConfigError, read_model_config, specs_from_config
 from pagecore.models.parameters import weight_format
 from tests.models.published import PUBLISHED
+from tests.together import together
 
 LLAMA = PUBLISHED["llama-3-8b"]
 MAMBA = {"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2}
@@ -24,7 +25,7 @@ def asking(**fields):
     return LLAMA | {"quantization_config": fields}
 
 
-@pytest.mark.parametrize(
+@together(
     ("fields", "expected"),
     [
         ({"quant_method": "compressed-tensors", "kv_cache_scheme": FP8}, "float8_e4m3fn"),

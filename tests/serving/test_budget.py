@@ -26,7 +26,7 @@ LLAMA = json.loads((Path(__file__).parents[1] / "models" / "llama-3.1-8b.json").
 SIX = ["weights", "KV", "activations", "vision activations", "pixels", "multimodal embeddings"]
 
 
-@pytest.mark.parametrize(
+@together(
     ("gib", "chunk", "few", "many"),
     [
         (16, 2048, 8, 8),
@@ -45,7 +45,7 @@ def test_worked_example_20_presets_by_device_memory(gib, chunk, few, many):
         assert preset_for(int(gib * GIB), ranks) == Preset(chunk, batch)
 
 
-@pytest.mark.parametrize(
+@together(
     ("gib", "options", "fraction"),
     [
         (16, {}, 0.772461),
@@ -202,7 +202,7 @@ def test_a_device_smaller_than_the_weights_is_refused_with_what_is_missing(argum
         plan_model(LLAMA, **arguments)
 
 
-@pytest.mark.parametrize(
+@together(
     ("arguments", "error", "reason"),
     [
         ({}, ShapeError, "give exactly one of them"),

@@ -9,6 +9,7 @@ from pagecore.serving.scheduling.scheduler import Scheduler
 from tests.serving.fake_cache import FakeCache
 from tests.serving.runs import request, sampled
 from tests.serving.served import Server, answer
+from tests.together import together
 
 
 class OnDevice:
@@ -82,7 +83,7 @@ def test_wrong_flags_are_refused_and_change_nothing(flags, error, reason):
     assert scheduler.accept(step, sampled(step), [False, False]) == []
 
 
-@pytest.mark.parametrize(
+@together(
     ("options", "error", "reason"),
     [
         ({"stop_token_ids": [1.5]}, UnsupportedDtype, "stop_token_ids has dtype float64"),

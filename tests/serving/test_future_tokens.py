@@ -8,6 +8,7 @@ from pagecore.serving.scheduling.request import Request
 from pagecore.serving.scheduling.scheduler import Scheduler
 from tests.serving.fake_cache import FakeCache
 from tests.serving.runs import advance, drain, expected, request
+from tests.together import together
 
 
 @pytest.mark.parametrize(("conservativeness", "first"), [(1.0, 0.7), (1.3, 0.7 * 1.3), (2, 1.0), (0.5, 0.35)])
@@ -84,7 +85,7 @@ def test_the_ratio_after_a_retraction_counts_what_the_remaining_runs_generated()
     assert len(drain(scheduler)) == len(runs)
 
 
-@pytest.mark.parametrize(
+@together(
     ("options", "error", "reason"),
     [
         ({"new_token_ratio": 1.1}, ShapeError, "new_token_ratio is 1.1; expected a share"),

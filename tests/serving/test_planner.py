@@ -143,7 +143,7 @@ def test_a_context_may_be_any_integer_or_list_of_them(context):
     assert [plan.context for plan in plan_memory(FULL, 10**6, context=context).contexts] == [16]
 
 
-@pytest.mark.parametrize(
+@together(
     ("options", "error", "reason"),
     [
         ({"ranks": 0}, ShapeError, "ranks is 0"),

@@ -16,6 +16,7 @@ from pagecore.storage import AttentionSpec
 from tests.faults import is_full
 from tests.serving.fake_cache import FakeCache, FakeSpace
 from tests.serving.runs import drain, expected, request, sampled
+from tests.together import together
 
 
 def with_step(*requests, **limits):
@@ -60,8 +61,8 @@ def test_objects_of_a_scheduler_are_shown_on_a_short_line_without_token_ids():
     assert repr(run.request) == "Request(0, 200 tokens, max_new_tokens=3)"
 
 
-@pytest.mark.parametrize("wrong", [None, 7, "step", [], object()])
-@pytest.mark.parametrize("verb", ["commit", "abandon", "accept"])
+@together("wrong", [None, 7, "step", [], object()])
+@together("verb", ["commit", "abandon", "accept"])
 def test_an_argument_that_is_not_a_step_is_refused(verb, wrong):
     scheduler, _, _ = with_step(request(0, 3, 3))
     with pytest.raises(InvalidSequence, match=r"expected a Step \(as returned by schedule\), got"):

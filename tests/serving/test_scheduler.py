@@ -15,6 +15,7 @@ from pagecore.storage import AttentionSpec
 from tests.faults import is_full
 from tests.serving.fake_cache import FakeCache, FakeSpace
 from tests.serving.runs import advance, drain, expected, request, sampled
+from tests.together import together
 
 
 @st.composite
@@ -336,7 +337,7 @@ def test_a_step_is_accepted_once_and_only_after_its_commit():
     assert len(drain(scheduler)) == 2
 
 
-@pytest.mark.parametrize(
+@together(
     ("prompt", "new", "samples", "error"),
     [
         ([], 1, 1, ShapeError),

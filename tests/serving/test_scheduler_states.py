@@ -144,7 +144,7 @@ def test_states_travel_with_swapped_runs():
 
 @pytest.mark.parametrize(
     ("seed", "windows", "in_place", "swap"),
-    in_turn(range(6), [(None,), (6,), (None, 6)], [True, False], over=[[False, True]]),
+    in_turn(range(4), [(None,), (6,), (None, 6)], [True, False], over=[[False, True]]),
 )
 def test_random_operations_serve_every_token(seed, in_place, swap, windows):
     random = np.random.default_rng(seed)

@@ -9,6 +9,7 @@ import pytest
 from pagecore import AttentionSpec, KVLayout, KVPool, Plane, as_tensor, empty
 from pagecore.errors import DeviceError, PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
 from tests.capabilities import require
+from tests.together import together
 
 LAYERS, BLOCKS, SIZE = 3, 5, 4
 EQUAL, UNEQUAL = AttentionSpec(2, 8, dtype="float32"), AttentionSpec(2, 8, 12, dtype="float16")
@@ -104,7 +105,7 @@ def test_one_layer_may_leave_its_list_out():
         assert pool(form, "BNHD", layers=1).value(0).pointer == value.ctypes.data
 
 
-@pytest.mark.parametrize(
+@together(
     ("buffers", "layout"),
     [
         (lambda: memory_for("BNHD")[:-1], "BNHD"),
@@ -192,7 +193,7 @@ NEEDED = bound("LBNHD").buffer_nbytes(0)
 SHAPE = (LAYERS, BLOCKS, SIZE, 2, 8)
 
 
-@pytest.mark.parametrize(
+@together(
     ("value", "error", "says"),
     [
         (np.zeros(NEEDED - 1, np.uint8), ShapeError, f"has {NEEDED - 1} bytes; {NEEDED} are needed"),

@@ -23,6 +23,7 @@ from pagecore.errors import DeviceError, PagecoreError, ShapeError, UnsupportedO
 from pagecore.storage import HostMemory
 from pagecore.storage.state_shapes import delta_planes
 from tests.arrays.fake_runtime import FakeRuntime
+from tests.together import together
 
 SPEC = AttentionSpec(2, 8, dtype="float32", num_query_heads=2)
 STATE = StateSpec(delta_planes(2, 4, 8, 8))
@@ -108,8 +109,8 @@ def test_regions_of_a_cache_are_all_of_its_memory():
     assert PagedKVCache(SPEC, num_blocks=9, device="none", **options).regions() == []
 
 
-@pytest.mark.parametrize("format", ["float8_token", "int4_token", "nvfp4", "mxfp8"])
-@pytest.mark.parametrize("layout", ["layerwise", "blockwise", "BNHD"])
+@together("format", ["float8_token", "int4_token", "nvfp4", "mxfp8"])
+@together("layout", ["layerwise", "blockwise", "BNHD"])
 def test_planes_of_scales_come_from_the_allocator_too(format, layout):
     source = Pool()
     pool = KVPool(AttentionSpec(2, 32, dtype="float32", format=format), 2, 5, 4, layout, allocator=source)

@@ -9,6 +9,7 @@ from pagecore import CheckpointPool, Plane, StatePool, StateSpec, dequantize_sta
 from pagecore.errors import InvalidBlock, NotEnoughMemory, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage.state_shapes import delta_planes
 from tests.ops.cases import DTYPES
+from tests.together import together
 
 BF16 = DTYPES["bfloat16"]
 STATE = [[1, -0.5, 100], [-2, 0.25, 50], [0.5, 0.125, -25.4], [0, 0, 0]]
@@ -39,8 +40,8 @@ def test_worked_example_d8_bfloat16():
     )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (2, 8, 16), (3, 2, 128, 257), (0, 4), (4, 0), (2, 4, 1000)])
+@together("dtype", ["float32", "bfloat16"])
+@together("shape", [(1, 1), (5, 3), (2, 8, 16), (3, 2, 128, 257), (0, 4), (4, 0), (2, 4, 1000)])
 def test_codes_and_scales_are_those_of_the_twin(shape, dtype):
     rng = np.random.default_rng(sum(shape))
     state = (rng.standard_normal(shape) * np.exp(rng.uniform(-30, 30, shape))).astype(DTYPES[dtype])
@@ -139,7 +140,7 @@ def test_slots_for_counts_the_null_slot():
         CheckpointPool.slots_for(589_824, StateSpec(delta_planes(16, 32, 128, 128)))
 
 
-@pytest.mark.parametrize(
+@together(
     ("act", "error", "message"),
     [
         (lambda c: c.save([1], [0]), InvalidBlock, "checkpoints has slot 0, the null slot"),

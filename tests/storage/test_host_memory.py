@@ -15,6 +15,7 @@ from pagecore.storage.memory import host_memory
 from pagecore.storage.memory.host_memory import PAGE, HostMemory
 from pagecore.storage.memory.registration import CHUNK_BYTES_MAX, joined, whole_chunks
 from tests.arrays.fake_runtime import FakeRuntime
+from tests.together import together
 
 MIB = 1 << 20
 
@@ -62,8 +63,8 @@ class Gate(FakeRuntime):
         return [call[1] for call in self.calls if call[0] == "unregister_host"]
 
 
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("size", [1, PAGE, 3 * PAGE + 1, 2 * MIB, 5 * MIB])
+@together("shared", [False, True])
+@together("size", [1, PAGE, 3 * PAGE + 1, 2 * MIB, 5 * MIB])
 def test_memory_is_whole_pages_of_zeros(size, shared):
     memory = HostMemory(size, shared=shared)
     assert memory.nbytes == -(-size // PAGE) * PAGE

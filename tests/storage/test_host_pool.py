@@ -33,6 +33,7 @@ from pagecore.storage.pools.pool_geometry import checked_geometry
 from pagecore.storage.pools.state_memory import slot_offsets
 from pagecore.storage.state_shapes import delta_planes, short_conv_planes
 from tests.arrays.fake_runtime import FakeRuntime
+from tests.together import together
 
 
 class Coded:
@@ -242,7 +243,7 @@ def test_views_keep_the_memory_alive():
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@together(
     ("change", "error", "says"),
     [
         ({"groups": []}, ShapeError, "num_blocks lists 3; expected one number for each of 0 groups"),

@@ -8,6 +8,7 @@ import pytest
 from pagecore import KVLayout, KVPool, LatentSpec, PagedKVCache, Plane, StaticKVCache, TensorParallel
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.serving.planner import plan_memory
+from tests.together import together
 
 SCALE = 192**-0.5
 # Bytes of a token and layer, and blocks of 64 tokens in 10 GiB for the 61 layers of DeepSeek-V3.
@@ -92,8 +93,8 @@ def test_worked_example_variants_a2_page_of_deep_gemm():
     assert pool.layout.block_stride == 8448
 
 
-@pytest.mark.parametrize("layout", ["layerwise", "blockwise", "LBNCHD", "LBCNHD", "BNHD"])
-@pytest.mark.parametrize("options", [{}, {"joint": False}, {"index_dim": 128}, {"format": "fp8_ds_mla"}])
+@together("layout", ["layerwise", "blockwise", "LBNCHD", "LBCNHD", "BNHD"])
+@together("options", [{}, {"joint": False}, {"index_dim": 128}, {"format": "fp8_ds_mla"}])
 def test_planes_do_not_overlap(layout, options):
     pool = KVPool(spec(**options), 2, 3, 16, layout=layout)
     views = [plane.numpy().view(np.uint8) for plane in pool.planes()]
@@ -124,7 +125,7 @@ def test_specs_are_values_with_other_dtypes_and_formats():
     assert given.row_dim == 576
 
 
-@pytest.mark.parametrize(
+@together(
     ("options", "error", "message"),
     [
         ({"scale": None}, ShapeError, r"scale is None; a latent layer has no default: give qk_head_dim \*\* -0.5"),

@@ -5,6 +5,7 @@ import pytest
 
 from pagecore.errors import InvalidBlock, ShapeError, UnsupportedOption
 from pagecore.storage import AttentionSpec, KVLayout, KVPool, Plane
+from tests.together import together
 
 KEY = Plane("key", (2, 8), "float16")
 VALUE = Plane("value", (2, 8), "float16")
@@ -39,7 +40,7 @@ def test_worked_example_11_offset_of_a_far_block():
         layout.block_offset(0, layer=2)
 
 
-@pytest.mark.parametrize("axes", ["LCBNHD", "LCBHND", "BLCNHD", "BNCHD", "BCNHD", "LBNHD", "BHND", "NBLHCD", "BNHCD"])
+@together("axes", ["LCBNHD", "LCBHND", "BLCNHD", "BNCHD", "BCNHD", "LBNHD", "BHND", "NBLHCD", "BNHCD"])
 def test_strides_are_those_of_a_numpy_array_with_the_axes_in_that_order(axes):
     layout = KVLayout(axes, planes=(KEY, VALUE), **SIZES)
     extents = {"L": 2, "B": 3, "N": 4, "H": 2, "D": 8, "C": 2}
@@ -48,8 +49,8 @@ def test_strides_are_those_of_a_numpy_array_with_the_axes_in_that_order(axes):
     assert layout.strides == model.strides
 
 
-@pytest.mark.parametrize("order", ["layerwise", "blockwise", "BNCHD", "LBNHD", "LBCHND", "BHNCD"])
-@pytest.mark.parametrize("v_head_dim", [8, 12])
+@together("order", ["layerwise", "blockwise", "BNCHD", "LBNHD", "LBCHND", "BHNCD"])
+@together("v_head_dim", [8, 12])
 def test_elements_of_different_planes_do_not_overlap(order, v_head_dim):
     spec = AttentionSpec(2, 8, v_head_dim, "float32")
     pool = KVPool(spec, num_layers=3, num_blocks=5, block_size=4, layout=order)
@@ -114,7 +115,7 @@ NO_NUMBERS = [1.5, 1.0, "1", None, [1], np.array([1, 2]), np.float32(1), object(
 TOO_LARGE = [-1, 200, 2**63, -(10**400), 10**5000, np.int64(-1)]
 
 
-@pytest.mark.parametrize("number", [*NO_NUMBERS, *TOO_LARGE], ids=lambda n: type(n).__name__)
+@together("number", [*NO_NUMBERS, *TOO_LARGE])
 def test_an_unknown_block_or_layer_is_refused_by_name(number):
     layout = KVLayout("blockwise", planes=(KEY, VALUE), num_layers=2, num_blocks=200, block_size=4)
     with pytest.raises(InvalidBlock, match=r"block is .*; the layout has blocks 0 to 199"):
@@ -135,7 +136,7 @@ def test_objects_that_are_not_planes_are_refused(planes):
         KVLayout().bind(planes, 1, 3, 4)
 
 
-@pytest.mark.parametrize(
+@together(
     ("arguments", "error"),
     [
         ({"shape": 5}, ShapeError),

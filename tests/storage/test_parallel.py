@@ -7,6 +7,7 @@ import pytest
 
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage import AttentionSpec, Plane, TensorParallel
+from tests.together import together
 
 
 @pytest.mark.parametrize(("heads", "size"), [(32, 1), (32, 4), (8, 8), (8, 2), (1, 1), (6, 3), (5, 5)])
@@ -29,7 +30,7 @@ def test_heads_that_ranks_can_neither_split_nor_replicate_are_refused(heads, siz
             TensorParallel(rank, size).heads(heads)
 
 
-@pytest.mark.parametrize(
+@together(
     ("query_heads", "kv_heads", "size"),
     [(8, 2, 1), (8, 2, 2), (8, 2, 4), (8, 2, 8), (64, 8, 16), (6, 2, 6), (4, 4, 4), (12, 4, 2), (3, 1, 3), (24, 2, 4)],
 )
@@ -96,7 +97,7 @@ def test_a_spec_that_cannot_be_split_is_refused_by_name():
             parallel.shard(None)
 
 
-@pytest.mark.parametrize(
+@together(
     ("rank", "size"), [(-1, 2), (2, 2), (0, 0), (0, -1), (1, 1), (0.5, 2), (0, 2.0), (None, 2), ("0", 1), (2**70, 2)]
 )
 def test_an_invalid_rank_is_refused(rank, size):

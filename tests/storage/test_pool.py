@@ -8,6 +8,7 @@ import pytest
 from pagecore.arrays import as_tensor
 from pagecore.errors import DeviceError, NotEnoughMemory, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage import AttentionSpec, KVLayout, KVPool, Plane, parse_memory
+from tests.together import together
 
 SPEC = AttentionSpec(2, 8, dtype="float32")
 LLAMA = AttentionSpec(32, 128, dtype="bfloat16")
@@ -118,7 +119,7 @@ def test_invalid_buffers_of_a_pool_are_refused(buffers, error):
         KVPool(SPEC, 1, 3, 4, buffers=buffers)
 
 
-@pytest.mark.parametrize(
+@together(
     ("arguments", "error"),
     [
         ({"num_layers": 0}, ShapeError),
@@ -203,7 +204,7 @@ def test_invalid_budgets_are_refused(memory):
         parse_memory(memory)
 
 
-@pytest.mark.parametrize(
+@together(
     ("arguments", "error"),
     [
         ({"num_kv_heads": 0}, ShapeError),

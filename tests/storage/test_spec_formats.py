@@ -8,6 +8,7 @@ import pytest
 from pagecore.arrays.dtypes.formats import FORMATS, as_format
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import AttentionSpec, TensorParallel
+from tests.together import together
 
 # Bytes of key and value of one token: 4 heads of 64 and 32.
 BYTES = {
@@ -86,7 +87,7 @@ def test_factors_are_those_of_the_rank_heads():
     assert whole.with_format("nvfp4").key_scale == 1.0
 
 
-@pytest.mark.parametrize(
+@together(
     ("options", "error", "message"),
     [
         ({"format": "fp8"}, UnsupportedOption, "format is 'fp8'; use one of float8_e4m3fn, float8_e5m2"),

@@ -18,6 +18,7 @@ from pagecore.errors import (
 from pagecore.ops.cpu import num_threads, set_num_threads
 from pagecore.storage import state_budget
 from pagecore.storage.state_shapes import delta_planes, short_conv_planes
+from tests.together import together
 
 SPEC = StateSpec(delta_planes(2, 4, 8, 8))
 MIXED = [SPEC, StateSpec(short_conv_planes(16)), StateSpec((Plane("flags", (5,), "uint8", per="sequence"),))]
@@ -106,7 +107,7 @@ def test_copies_larger_than_the_caches_are_exact(threads):
         np.testing.assert_array_equal(plane, old)
 
 
-@pytest.mark.parametrize(
+@together(
     ("call", "error", "match"),
     [
         (lambda p: p.copy([1], [9]), InvalidBlock, "9"),

@@ -11,6 +11,7 @@ from pagecore.storage.state_shapes import (
     mamba2_planes,
     short_conv_planes,
 )
+from tests.together import together
 
 CONV = Plane("conv", (8, 3), "bfloat16", per="sequence")
 TEMPORAL = Plane("temporal", (2, 4, 4), "float32", per="sequence")
@@ -85,7 +86,7 @@ def test_worked_example_d3_grids():
     assert StateSpec((CONV,), chunk=64, interval=256).decode_grid(16) == 256
 
 
-@pytest.mark.parametrize(
+@together(
     ("arguments", "options", "error", "match"),
     [
         ((), {"interval": 100}, ShapeError, "not a multiple of the chunk of 64 tokens; use 64 or 128"),

@@ -16,6 +16,7 @@ from pagecore.storage.state_shapes import short_conv_planes
 from pagecore.tiers.keys import Fingerprint, content_chain, lane_keys, namespace_digest, payload_sum, payload_sums
 from tests.reference.content_keys import content_chain as twin_chain
 from tests.reference.xxh3 import xxh3_128
+from tests.together import together
 
 ROOT = Path(__file__).parent.parent.parent
 DATA = bytes((i * 7 + 3) & 255 for i in range(5000))
@@ -47,8 +48,8 @@ def test_the_twin_of_xxh3_agrees_with_the_reference_implementation(size, wide, _
     assert xxh3_128(DATA[:size], SECRET).hex() == wide
 
 
-@pytest.mark.parametrize("hash", ["xxh3_128", "sha256"])
-@pytest.mark.parametrize("block_size", [1, 2, 16, 33, 64, 512])
+@together("hash", ["xxh3_128", "sha256"])
+@together("block_size", [1, 2, 16, 33, 64, 512])
 def test_chains_equal_the_twin(hash, block_size):
     rng = np.random.default_rng(block_size)
     made = fingerprint(block_size, hash=hash, salt=b"salt")
@@ -301,7 +302,7 @@ def test_fingerprints_are_equal_in_another_process():
     assert "salt" not in repr(made)
 
 
-@pytest.mark.parametrize(
+@together(
     ("change", "error"),
     [
         ({"model": ""}, UnsupportedOption),

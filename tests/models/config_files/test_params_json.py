@@ -9,6 +9,7 @@ from pagecore.models import ConfigError, read_model_config
 from pagecore.models.parameters import Kind, count_parameters, weight_format
 from pagecore.storage import AttentionSpec, LatentSpec
 from tests.models.published import PUBLISHED
+from tests.together import together
 
 MISTRAL = {"dim": 4096, "n_layers": 32, "head_dim": 128, "hidden_dim": 14336, "n_heads": 32, "n_kv_heads": 8}
 MISTRAL |= {"norm_eps": 1e-05, "vocab_size": 32000, "rope_theta": 10000.0}
@@ -22,7 +23,7 @@ TOWER = {"hidden_size": 1024, "num_channels": 3, "image_size": 1024, "patch_size
 TOWER |= {"intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16, "adapter_bias": True}
 
 
-@pytest.mark.parametrize(
+@together(
     ("params", "total"),
     [
         (MISTRAL | {"sliding_window": 4096}, 7_241_732_096),
@@ -92,7 +93,7 @@ def test_bad_fields_are_named():
         read_model_config(NEMO | {"vision_encoder": TOWER | {"mm_projector_id": "qformer"}})
 
 
-@pytest.mark.parametrize(
+@together(
     ("params", "field"),
     [
         (LLAMA | {"attention_chunk_size": 8192}, "attention_chunk_size is 8192"),  # Llama 4
@@ -129,7 +130,7 @@ def test_both_names_of_a_quantisation_are_read():
     assert expected.bits != 16
 
 
-@pytest.mark.parametrize(
+@together(
     ("change", "message"),
     [
         ({"dim": "4096"}, 'dim is "4096"; it must be an integer'),

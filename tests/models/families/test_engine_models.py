@@ -11,6 +11,7 @@ from pagecore.errors import UnsupportedOption
 from pagecore.models import ConfigError, read_model_config, specs_from_config
 from pagecore.models.layers.unsupported import unsupported_layers
 from pagecore.models.parameters import count_parameters
+from tests.together import together
 
 SMALL = {"hidden_size": 1024, "num_attention_heads": 8, "num_hidden_layers": 8, "num_key_value_heads": 2}
 JET_PARTS = {"swa": {"window_size": 1152}, "jet": {"num_heads": 6, "head_dim": 256, "expand_v": 2.0, "conv_size": 4}}
@@ -96,7 +97,7 @@ def summary(spec):
     return ("attention", spec.num_kv_heads, spec.head_dim, spec.window)
 
 
-@pytest.mark.parametrize("model_type", CONFIGS)
+@together("model_type", CONFIGS)
 def test_specs_are_those_of_the_engines(model_type):
     config, expected = CONFIGS[model_type]
     if model_type == "alice_ai":
@@ -128,7 +129,7 @@ def test_experts_of_a_model_without_latents_are_counted():
     assert count_parameters(zeros).total == expected
 
 
-@pytest.mark.parametrize(
+@together(
     ("model_type", "changes", "reason"),
     [
         ("alice_ai", {}, "layer_types is missing; add the kind of each of the 8 layers"),

@@ -8,6 +8,7 @@ from pagecore.models.families.registry import FAMILIES
 from pagecore.models.parameters import Kind, count_parameters
 from tests.capabilities import require
 from tests.models.earlier import EARLIER_CONFIGS, EARLIER_TYPES, FALCON_7B, GPT_NEO, MODERN_BERT, MPT_7B, STARCODER
+from tests.together import together
 
 SMALL = {"vocab_size": 131, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "pad_token_id": 0}
 VARIANTS = [
@@ -105,7 +106,7 @@ def test_phi_4_multimodal_without_encoders_has_the_layers_of_phi_3():
     assert counted.of_kind(Kind.VISION) == 0
 
 
-@pytest.mark.parametrize(
+@together(
     ("config", "error", "words"),
     [
         (FALCON_7B | {"new_decoder_architecture": True, "num_kv_heads": 8}, ConfigError, "num_kv_heads is 8; it must"),

@@ -203,7 +203,7 @@ def test_lfm2_lists_its_layers_in_two_ways():
     assert specs_from_config(config) == specs_from_config(HYBRIDS["lfm2-1.2b"])
 
 
-@pytest.mark.parametrize(
+@together(
     ("name", "changes", "error", "words"),
     [
         ("qwen3-next-80b-a3b", {"layer_types": ["full_attention"] * 47}, ConfigError, "lists 47 layers, but"),

@@ -7,6 +7,7 @@ from pagecore.models import read_model_config, specs_from_config
 from pagecore.serving.planner import plan_model
 from tests.capabilities import require
 from tests.models.families.test_small_caches import GROUPED, LATENT
+from tests.together import together
 
 MISTRAL = {name: value for name, value in LATENT.items() if name != "q_lora_rank"} | {"num_hidden_layers": 5}
 GLM = {**LATENT, "qk_rope_head_dim": 0, "num_hidden_layers": 5, "hc_mult": 2, "index_kpool": 2}
@@ -58,7 +59,7 @@ def test_a_cache_of_mistral_large_4():
     assert PagedKVCache(specs, num_blocks=8, block_size=64, device="none").num_layers == 72
 
 
-@pytest.mark.parametrize(
+@together(
     ("changes", "error", "words"),
     [
         ({"kv_source_layers": [0]}, ConfigError, "must have one entry for each of 5 layers"),

@@ -118,7 +118,7 @@ def test_invalid_and_contradictory_fields_are_named(name, changes, reason):
     assert message.startswith("config: ")
 
 
-@pytest.mark.parametrize(
+@together(
     ("name", "changes", "reason"),
     [
         ("llama-3-8b", {"model_type": "canine"}, 'model_type is "canine", which is unknown; the closest known types'),

@@ -6,6 +6,7 @@ import pytest
 from pagecore import Alias, AttentionSpec, LatentSpec, PagedKVCache, StateSpec, TensorParallel, UnsupportedOption
 from pagecore.models import ConfigError, read_model_config, specs_from_config
 from pagecore.serving.planner import plan_model
+from tests.together import together
 
 HUNYUAN_LARGE = {
     "model_type": "hunyuan",
@@ -60,7 +61,7 @@ def of_kind(specs, kind):
     return [spec for spec in specs if isinstance(spec, kind)]
 
 
-@pytest.mark.parametrize(
+@together(
     ("config", "heads"),
     [
         ({"model_type": "aquila", "num_hidden_layers": 40}, (40, 32, 32, 128)),
@@ -250,7 +251,7 @@ def test_latents_of_pangu_by_its_own_names():
 FLAT = {"hidden_size": 3584, "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4}
 
 
-@pytest.mark.parametrize(
+@together(
     ("wrapper", "text"),
     [
         ({"model_type": "llava_llama"}, "llama"),
@@ -281,8 +282,8 @@ def test_the_first_minicpm_v_has_no_version():
             specs_from_config(config | {"version": version})
 
 
-@pytest.mark.parametrize("field", ["text_config", "llm_config", "language_config", "llm_cfg"])
-@pytest.mark.parametrize("model_type", ["NVLM_D", "llava_llama", "multi_modality"])
+@together("field", ["text_config", "llm_config", "language_config", "llm_cfg"])
+@together("model_type", ["NVLM_D", "llava_llama", "multi_modality"])
 def test_text_models_in_other_fields(field, model_type):
     text = FLAT | {"model_type": "llama"}
     assert specs_from_config({"model_type": model_type, field: text}) == specs_from_config(text)

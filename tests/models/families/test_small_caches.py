@@ -10,6 +10,7 @@ from pagecore.models.families.speech import SPEECH
 from pagecore.serving.planner import plan_model
 from tests.capabilities import require
 from tests.models.meta import on_meta_device
+from tests.together import together
 
 HEADS = {"hidden_size": 48, "num_attention_heads": 6, "num_hidden_layers": 3, "intermediate_size": 32}
 GROUPED = {**HEADS, "num_key_value_heads": 2, "head_dim": 10, "vocab_size": 101, "pad_token_id": 0}
@@ -312,7 +313,7 @@ def test_linear_layers_of_qwen_4():
 # -- families of remote code, with published sizes --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@together(
     ("config", "heads"),
     [
         ({"model_type": "internlm2", "num_hidden_layers": 32, "num_key_value_heads": 8}, (32, 32, 8, 128)),

@@ -7,6 +7,7 @@ from pagecore.models import ConfigError, read_model_config, specs_from_config
 from pagecore.models.layers.unsupported import UNSUPPORTED_TYPES
 from tests.capabilities import require
 from tests.models.meta import on_meta_device
+from tests.together import together
 
 FEWEST = {"hidden_size": 64, "num_attention_heads": 8, "num_hidden_layers": 14}
 KOSMOS = {"embed_dim": 64, "attention_heads": 8, "layers": 3, "ffn_dim": 16, "vocab_size": 101}
@@ -104,7 +105,7 @@ def test_passes_that_no_model_has(change, error, words):
         specs_from_config({"model_type": "hrm_text", **FEWEST, **change})
 
 
-@pytest.mark.parametrize("model_type", sorted(UNSUPPORTED_TYPES))
+@together("model_type", sorted(UNSUPPORTED_TYPES))
 def test_types_that_cannot_be_stored_are_refused_with_the_reason(model_type):
     with pytest.raises(UnsupportedOption, match="which has " + UNSUPPORTED_TYPES[model_type]):
         specs_from_config({"model_type": model_type, **FEWEST, "layer_types": ["hybrid"] * 14, "kv_lora_rank": 512})

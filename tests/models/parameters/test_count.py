@@ -203,7 +203,7 @@ def test_blocks_that_no_nemotron_nas_has(change, words):
         read_model_config(config | {"block_configs": [windowed]})
 
 
-@pytest.mark.parametrize("name", REMOTE_FILES)
+@together("name", REMOTE_FILES)
 def test_models_of_remote_code_are_counted(name):
     config, expected = REMOTE_FILES[name]
     config = {"hidden_size": 4096, "num_attention_heads": 32, "tie_word_embeddings": False, **config}
@@ -257,8 +257,8 @@ def test_a_missing_size_is_named(config, field):
         count_parameters(config)
 
 
-@pytest.mark.parametrize("listed", [3, "x", [None], [1.0], True])
-@pytest.mark.parametrize(("name", "field"), [("qwen3-30b-a3b", "mlp_only_layers"), ("llama-4-scout", "moe_layers")])
+@together("listed", [3, "x", [None], [1.0], True])
+@together(("name", "field"), [("qwen3-30b-a3b", "mlp_only_layers"), ("llama-4-scout", "moe_layers")])
 def test_layers_with_experts_are_listed_by_number(name, field, listed):
     config = config_of(name)
     text = config.get("text_config", config)
@@ -357,7 +357,7 @@ QUANTISED = [
 ]
 
 
-@pytest.mark.parametrize(("quantised", "name", "bits"), QUANTISED)
+@together(("quantised", "name", "bits"), QUANTISED)
 def test_formats_of_checkpoints(quantised, name, bits):
     found = weight_format(LLAMA | {"quantization_config": quantised})
     assert (found.name, found.bits, found.other_bits, found.is_quantised) == (name, bits, 16, True)

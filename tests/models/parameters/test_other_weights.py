@@ -27,7 +27,7 @@ def bytes_of(quantised, config=SMALL):
     return weight_format(config).nbytes(parameters), 2 * others
 
 
-@pytest.mark.parametrize(
+@together(
     ("quantised", "layout"),
     [
         ({"quant_method": "mxfp8", "weight_block_size": [1, 32]}, (8, (1, 32), 8)),

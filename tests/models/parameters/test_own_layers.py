@@ -8,6 +8,7 @@ from pagecore.models.parameters import count_parameters
 from tests.capabilities import require
 from tests.models.families.test_small_models import module_class
 from tests.models.meta import on_meta_device
+from tests.together import together
 
 SIZES = {
     "vocab_size": 101,
@@ -95,7 +96,7 @@ QKV, FUSED, HEAD = 4096 * 6144, 3 * 4096 * 4096, 32000 * 4096
 DRAFT = 2 * QKV + OUTPUT + MLP + 4 * 4096 + FUSED + HEAD
 
 
-@pytest.mark.parametrize(
+@together(
     ("config", "expected"),
     [
         (EAGLE_3, DRAFT),
@@ -131,7 +132,7 @@ def test_drafts_of_other_layers_are_refused():
         count_parameters(EAGLE_3, layers=range(1))
 
 
-@pytest.mark.parametrize(
+@together(
     ("change", "read", "more"),
     [
         ({}, 5 * 4096, 0),

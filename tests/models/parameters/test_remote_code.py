@@ -5,6 +5,7 @@ import pytest
 from pagecore import UnsupportedOption
 from pagecore.models import ConfigError
 from pagecore.models.parameters import count_parameters, weight_format
+from tests.together import together
 
 
 def mlp(hidden, width):
@@ -187,7 +188,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@together("name", CASES)
 def test_parameters_of_published_sizes(name):
     config, expected = CASES[name]
     assert count_parameters(config).total == expected

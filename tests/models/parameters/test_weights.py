@@ -9,6 +9,7 @@ from pagecore.errors import UnsupportedOption
 from pagecore.models.parameters import Kind, count_parameters, weight_format
 from pagecore.models.parameters.weights.excluded_modules import names_module
 from tests.models.parameters.test_count import DEEPSEEK, LLAMA, config_of
+from tests.together import together
 
 GPT_OSS = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
 
@@ -29,7 +30,7 @@ def test_bytes_of_deepseek_v3_in_blocks_of_float8():
     assert 0 < 688_586_727_753 - total < 163 * 80_000
 
 
-@pytest.mark.parametrize(
+@together(
     ("quantised", "words"),
     [
         ({"quant_method": "auto-round", "bits": 5}, "bits is 5, whose bytes are unknown"),
@@ -165,7 +166,7 @@ _INT4, _CHANNEL, _INT4_OF_64 = (4, (1, 32), 16), (8, (1, 0), 16), (4, (1, 64), 2
 _DOWN = "re:.*down_proj$"
 
 
-@pytest.mark.parametrize(
+@together(
     ("quantised", "attention", "ups", "downs"),
     [
         (compressed((INT4, [_DOWN]), (CHANNEL, ["Linear"])), _CHANNEL, _CHANNEL, _INT4),
@@ -232,7 +233,7 @@ def test_an_output_head_may_be_quantised(quantised, bits):
     assert left == 1000 * 320 * (16 - bits) // 8
 
 
-@pytest.mark.parametrize(
+@together(
     ("listed", "left"),
     [
         ({"modules_to_not_convert": ["self_attn"]}, 2 * ATTENTION),
@@ -268,7 +269,7 @@ def test_ranks_share_scales():
     assert found.nbytes(parameters, 5) == math.ceil((whole - 2 * norms) / 5) + 2 * norms
 
 
-@pytest.mark.parametrize(
+@together(
     ("pattern", "expected"),
     [
         ("self_attn", True),
@@ -300,7 +301,7 @@ MIXTRAL = HYBRID | {"model_type": "mixtral", "num_hidden_layers": 2, "num_local_
 PHI_3 = HYBRID | {"model_type": "phi3", "num_hidden_layers": 2}
 
 
-@pytest.mark.parametrize(
+@together(
     ("config", "listed", "left"),
     [
         (NEMOTRON, ["backbone.layers.0.mixer.in_proj"], 64 * (2 * 128 + 2 * 2 * 12 + 8)),

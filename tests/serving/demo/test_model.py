@@ -1,10 +1,10 @@
 """The model of the demo, its dense attention, and its reproducible sampling."""
 
 import numpy as np
-import pytest
 
 from pagecore.serving.demo.model import Model, ModelSizes, dense_attention
 from pagecore.serving.demo.sampling import noise, scores
+from tests.together import together
 
 SMALL = ModelSizes(vocab_size=64, width=32, num_layers=3, num_query_heads=4, num_kv_heads=2, head_dim=8, window=5)
 
@@ -23,8 +23,8 @@ def attend_by_loops(query, key, value, window):
     return out
 
 
-@pytest.mark.parametrize("window", [None, 1, 3, 100])
-@pytest.mark.parametrize("heads", [(1, 1), (4, 2), (3, 1)])
+@together("window", [None, 1, 3, 100])
+@together("heads", [(1, 1), (4, 2), (3, 1)])
 def test_dense_attention_equals_plain_loops(window, heads):
     random = np.random.default_rng(0)
     query, key, value = (random.standard_normal((9, count, 8)) for count in (heads[0], heads[1], heads[1]))

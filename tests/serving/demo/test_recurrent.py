@@ -12,6 +12,7 @@ from pagecore.serving.demo.recurrence import recurrence
 from pagecore.serving.demo.recurrent import KINDS, RecurrentInputs, RecurrentLayer, RecurrentSizes
 from pagecore.serving.demo.states import StepStates, advance
 from pagecore.storage import AttentionSpec, StatePool, StateSpec
+from tests.together import together
 
 CHUNK = 4
 SMALL = HybridSizes(
@@ -236,7 +237,7 @@ def test_the_specs_of_a_hybrid_model_follow_its_kinds():
     assert (HybridSizes().num_groups, mixed.num_groups) == (1, 2)
 
 
-@pytest.mark.parametrize(
+@together(
     ("options", "error", "message"),
     [
         ({"kinds": ("mamba", "attention")}, UnsupportedOption, "expected a tuple of mamba2, delta, attention, window"),

@@ -36,7 +36,7 @@ def test_colours_differ_for_every_kind_of_colour_vision(sight):
         assert np.linalg.norm(lab(one, sight) - lab(other, sight)) > 10, (one, other)
 
 
-@pytest.mark.parametrize("colour", [*PALETTE, "#FFFFFF", "#222222"])
+@together("colour", [*PALETTE, "#FFFFFF", "#222222"])
 def test_names_are_readable_on_every_colour(colour):
     light, dark = sorted(float(np.dot([0.2126, 0.7152, 0.0722], linear(c))) for c in (colour, readable_on(colour)))[
         ::-1

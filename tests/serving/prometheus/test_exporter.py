@@ -24,6 +24,7 @@ from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.manager.tiers import Tiers as CachedTiers
 from tests.capabilities import require
 from tests.serving.runs import drain, request
+from tests.together import together
 
 client = require("prometheus_client")
 parser = require("prometheus_client.parser")
@@ -265,7 +266,7 @@ def test_the_default_registry_is_that_of_the_process():
     assert client.REGISTRY.get_sample_value("pagecore_running") is None
 
 
-@pytest.mark.parametrize(
+@together(
     ("options", "reason"),
     [
         ({"names": "sg"}, "names has 'sg'"),

@@ -15,6 +15,7 @@ from pagecore.serving.replay.options import ReplayOptions
 from pagecore.serving.replay.trace import TraceError, TraceRequest
 from pagecore.serving.tables import human_bytes, replay_rows, sparkline
 from tests.models.published import PUBLISHED
+from tests.together import together
 
 
 def write_trace(path, lengths):
@@ -223,7 +224,7 @@ def test_vectors_differ_by_request_position_seed_and_name():
     assert abs(key.std() - 1) < 0.05
 
 
-@pytest.mark.parametrize(
+@together(
     ("options", "error"),
     [
         ({"memory": "1GiB", "blocks": 5}, UnsupportedOption),

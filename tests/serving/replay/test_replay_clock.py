@@ -11,6 +11,7 @@ from pagecore.serving import Request, Scheduler
 from pagecore.serving.replay import ReplayOptions, replay
 from pagecore.serving.replay.trace import read_trace
 from pagecore.serving.tables import replay_rows
+from tests.together import together
 
 SMALL = {"blocks": 33, "block_size": 256, "prefill_rate": 10_000, "step_ms": 10}
 
@@ -112,7 +113,7 @@ def test_reads_of_tiers_delay_their_step(tmp_path):
     assert fast.clock.duration_s == pytest.approx(2 + 0.0232)
 
 
-@pytest.mark.parametrize(
+@together(
     ("options", "error"),
     [
         ({"prefill_rate": 0}, ShapeError),

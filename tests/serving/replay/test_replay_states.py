@@ -18,6 +18,7 @@ from pagecore.serving.tables import replay_rows
 from tests.models.hybrids import HYBRIDS, QWEN_3_NEXT
 from tests.models.published import PUBLISHED
 from tests.serving.state_hits import count_state_hits
+from tests.together import together
 
 # Twelve layers are enough: the cache has no bytes.
 SMALL = QWEN_3_NEXT | {"num_hidden_layers": 12}
@@ -182,7 +183,7 @@ def test_a_layer_with_both_counts_both(chats):
     assert report.requests_finished == 3
 
 
-@pytest.mark.parametrize(
+@together(
     ("options", "error", "words"),
     [
         (

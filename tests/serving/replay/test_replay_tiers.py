@@ -18,6 +18,7 @@ from pagecore.serving.tables import replay_rows
 from pagecore.tiers.keys import Fingerprint, content_chain, lane_keys
 from tests.models.hybrids import HYBRIDS
 from tests.tiers.blocks import random_keys, wait
+from tests.together import together
 
 BLOCK_BYTES = 131072 * HASH_BLOCK
 
@@ -139,7 +140,7 @@ def test_real_bytes_pass_through_an_object_store(tmp_path):
     assert report.tiers.hit_tokens["EXTERNAL"] > 0
 
 
-@pytest.mark.parametrize(
+@together(
     ("options", "error", "words"),
     [
         ({"disk": "1TiB"}, UnsupportedOption, "give host, too"),

@@ -12,6 +12,7 @@ from pagecore.errors import PagecoreError, ShapeError, UnsupportedOption
 from pagecore.serving.replay.trace import TraceError, TraceUnits, read_trace, scan_trace
 from pagecore.serving.whatif.requests import read_requests
 from tests.capabilities import require
+from tests.together import together
 
 GOOD = {"timestamp": 5, "input_length": 600, "output_length": 3, "hash_ids": [7, 9]}
 
@@ -315,8 +316,8 @@ def test_a_fifo_and_a_device_are_refused_without_waiting(tmp_path, read):
         read("/dev/zero")
 
 
-@pytest.mark.parametrize("path", [None, 5, 1.5, b"\0", "\0", {"a": 1}, iter([GOOD]), object()])
-@pytest.mark.parametrize("read", [scan_trace, lambda path: next(read_trace(path))], ids=["scan", "read"])
+@together("path", [None, 5, 1.5, b"\0", "\0", {"a": 1}, iter([GOOD]), object()])
+@together("read", [scan_trace, lambda path: next(read_trace(path))])
 def test_an_invalid_path_is_a_trace_error(read, path):
     with pytest.raises(TraceError, match="expected the path of a trace"):
         read(path)

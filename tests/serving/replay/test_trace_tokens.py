@@ -9,6 +9,7 @@ from pagecore.serving.replay import ReplayOptions, replay
 from pagecore.serving.replay.trace import TraceError, TraceUnits, read_trace
 from pagecore.serving.whatif import WhatIfOptions, what_if
 from tests.serving.prefixes import count_hits
+from tests.together import together
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def test_fields_have_other_names_and_arrays_do():
     assert (request.timestamp_ms, request.namespace) == (0, None)
 
 
-@pytest.mark.parametrize(
+@together(
     ("change", "reason"),
     [
         ({"token_ids": []}, "token_ids is .*; expected a list of integers that is not empty"),

@@ -15,6 +15,7 @@ from pagecore.tiers.disk.header import SlabHeader, read_header
 from pagecore.tiers.disk.plan import blocks_per_file, plan_slabs
 from pagecore.tiers.keys import payload_sum
 from tests.tiers.disk.kit import PAYLOAD, Memory, bytes_for, content, fingerprint, get, keys_of, open_store, put
+from tests.together import together
 
 
 def names(folder):
@@ -43,7 +44,7 @@ def bytes_for_files(slots, payload):
     return sum(8192 + -(-count * 128 // 4096) * 4096 + count * payload for count in slots)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@together("seed", range(20))
 def test_a_plan_takes_the_most_blocks_within_the_budget(seed):
     rng = np.random.default_rng(seed)
     payloads = tuple(int(n) for n in rng.integers(1, 50_000, rng.integers(1, 4)))

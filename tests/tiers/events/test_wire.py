@@ -6,6 +6,7 @@ from pagecore.index import chain_hashes
 from pagecore.tiers.events.wire import EventFormatError, batch_of, decode_batch
 from tests.capabilities import require
 from tests.tiers.events.following import compute, ids, make
+from tests.together import together
 
 msgspec = require("msgspec")
 zmq = require("zmq")
@@ -150,7 +151,7 @@ def test_events_of_older_versions_get_field_names():
         assert batch.events[1]["medium"] == "GPU"
 
 
-@pytest.mark.parametrize(
+@together(
     ("content", "message"),
     [
         (None, "expected"),
@@ -180,7 +181,7 @@ def test_other_content_is_refused(content, message):
         decode_batch(msgspec.msgpack.encode(content))
 
 
-@pytest.mark.parametrize(
+@together(
     ("field", "value"),
     [
         ("block_hashes", [None]),

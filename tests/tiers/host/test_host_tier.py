@@ -12,6 +12,7 @@ from pagecore.tiers.manager.tiers import Tiers
 from tests.cache.hybrid_models import CONV
 from tests.cache.swaps import fill
 from tests.tiers.memory_store import MemoryStore
+from tests.together import together
 
 SPEC = AttentionSpec(1, 8, dtype="float32")
 
@@ -29,7 +30,7 @@ def serve(cache, ids, **options):
     return reused
 
 
-@pytest.mark.parametrize(
+@together(
     ("options", "error", "words"),
     [
         ({}, ShapeError, "exactly one of"),

@@ -16,6 +16,7 @@ from pagecore.tiers.remote.objects import ObjectStore
 from tests.tiers.blocks import Blocks, random_keys, wait
 from tests.tiers.remote.contract import LARGE, Contract, fingerprint
 from tests.tiers.remote.fake_gcs import fake_gcs
+from tests.together import together
 
 # The account and key that Azurite publishes.
 AZURITE = {
@@ -136,7 +137,7 @@ def create_container(url):
             raise
 
 
-@pytest.mark.parametrize(
+@together(
     "url",
     ["", "bucket/prefix", "http://host/x", "ftp://host", "s3://", "s3:/x", "az://", "redis://host", "memory://x", 7],
 )

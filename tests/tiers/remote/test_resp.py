@@ -15,6 +15,7 @@ from pagecore.tiers.remote.resp.address import Address
 from pagecore.tiers.remote.resp.connection import RespConnection, encode
 from tests.tiers.blocks import Blocks, random_keys, wait
 from tests.tiers.remote.contract import LARGE, NBYTES, Contract, fingerprint
+from tests.together import together
 
 
 def command(url, *arguments):
@@ -91,7 +92,7 @@ def test_urls_name_servers(url, expected):
     assert "cret" not in expected.name + repr(expected)
 
 
-@pytest.mark.parametrize(
+@together(
     "url",
     ["", "host:6379", "http://host", "redis://host:port", "redis://host:99999", "redis://host/name", "unix://", "redis://[::1",
      "redis://host?retries=3", "redis://host/1#x", "unix://host/path", 7],
