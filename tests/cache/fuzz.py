@@ -1,4 +1,4 @@
-"""Random calls with foreign arguments: python -m tests.cache.fuzz TARGET SEED COUNT.
+"""Random calls with foreign arguments: python -m tests.cache.fuzz TARGET,... SEED COUNT.
 
 Each exception that is not a PagecoreError and each broken invariant is a line of JSON: method, foreign arguments,
 exception, message. The line before each call names it, in case the process crashes there.
@@ -23,10 +23,16 @@ SECONDS = 20  # limit of one call
 RENEWED = 25  # calls after which a new target is made
 
 
-def main(name: str, seed: int, count: int) -> None:
+def main(names: list[str], seed: int, count: int) -> None:
     set_num_threads(1)
     faulthandler.enable()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    for name in names:
+        fuzz(name, seed, count)
+
+
+def fuzz(name: str, seed: int, count: int) -> None:
+    """Make `count` calls of a target."""
     random = np.random.default_rng([seed, list(TARGETS).index(name)])
     target = None
     for i in range(count):
@@ -116,4 +122,4 @@ def report(method, foreign, kind, error):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1].split(","), int(sys.argv[2]), int(sys.argv[3]))

@@ -148,9 +148,9 @@ def test_an_operation_that_fails_anywhere_is_done_or_undone(fault, name, model):
     again = World(model)
     turn = CASES.index((name, model))
     # Of allocations, most operations have fewer than 60.
-    points = range(1, 61) if is_full() else [1, *range(2 + turn % 3, 61, 3)]
+    points = range(1, 61) if is_full() else [1, *range(2 + turn % 4, 61, 4)]
     if fault == "interrupt":
-        points = spread(lines_of(partial(again.keep, OPERATIONS[name](again))), 14, turn)
+        points = spread(lines_of(partial(again.keep, OPERATIONS[name](again))), 10, turn)
     reached = 0
     for n in points:
         world = World(model)

@@ -15,16 +15,17 @@ from tests.thinning import in_turn
 pytestmark = pytest.mark.slow
 
 SMALL = HybridSizes(vocab_size=64, width=32, num_layers=3, head_dim=8, hidden_width=64, key_dim=8, value_dim=8)
+WHOLE = DemoConfig.hybrid(model=SMALL)
 FEW = DemoConfig.hybrid(num_requests=6, model=SMALL)
 
 
 @pytest.fixture(scope="module")
 def report():
-    return demo(DemoConfig.hybrid())
+    return demo(WHOLE)
 
 
 def test_every_token_of_the_hybrid_demo_is_verified(report):
-    turns = chat_turns(DemoConfig.hybrid())
+    turns = chat_turns(WHOLE)
     assert report.requests == len(turns) == 24
     assert report.sequences == sum(turn.samples for turn in turns)
     assert report.verdict.tokens == report.generated_tokens == sum(turn.samples * turn.max_new_tokens for turn in turns)
@@ -48,7 +49,7 @@ def test_the_table_of_the_hybrid_demo_reports_states(report):
     rows = dict(demo_rows(report))
     states = report.states
     assert rows["checked"].startswith(f"{report.verdict.tokens:,} tokens against recurrence and attention from scratch")
-    assert states.num_states == DemoConfig.hybrid().num_states - 1
+    assert states.num_states == WHOLE.num_states - 1
     assert rows["state slots"] == f"{states.num_states}, at most {states.peak} of them held"
     assert rows["state hits"] == f"{states.hits} of {states.queries} requests"
     assert rows["checkpoints"] == f"{states.checkpoints} kept, {states.evicted} evicted"
