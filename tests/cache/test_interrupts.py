@@ -28,9 +28,9 @@ def one_thread():
 def test_an_operation_interrupted_at_any_line_is_done_or_undone(name):
     tally = Tally()
     for turn, cell in enumerate(cells_of(name)):
-        states = outcome(cell)
-        total = lines_of(cell.ready()[1])
-        for n in spread(total, POINTS, turn):
+        lines = []
+        states = outcome(cell, lambda call, lines=lines: lines.append(lines_of(call)))
+        for n in spread(lines[0], POINTS, turn):
             kind = KeyboardInterrupt if n % 2 else Interrupt
             tally.note(cell, *judge(cell, states, lambda call, n=n, kind=kind: raise_at(call, n, error=kind)))
     conclude(name, tally)

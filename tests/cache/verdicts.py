@@ -84,11 +84,11 @@ def spread(total: int, most: int, turn: int = 0) -> Iterator[int]:
         yield from (1 + int((i + offset) * total / most) for i in range(most))
 
 
-def outcome(cell: Cell) -> tuple[State, State]:
-    """Return the states before and after an undisturbed call."""
+def outcome(cell: Cell, run: Callable[[Callable[[], object]], object] = lambda call: call()) -> tuple[State, State]:
+    """Return the states before and after an undisturbed call, which `run` makes."""
     world, call = cell.ready()
     before = snapshot(world)
-    call()
+    run(call)
     check_invariants(world)
     after = snapshot(world)
     audit(world)

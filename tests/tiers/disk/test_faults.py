@@ -279,7 +279,7 @@ class Trouble:
         return sum(len(part) for part in parts) if kind == "lost" else None
 
 
-@pytest.mark.parametrize("seed", range(4 if os.environ.get("PAGECORE_FAULTS") != "full" else 100))
+@pytest.mark.parametrize("seed", range(3 if os.environ.get("PAGECORE_FAULTS") != "full" else 100))
 @pytest.mark.parametrize("share", [0.05, 0.4])
 def test_random_faults_never_serve_wrong_bytes_and_leak_nothing(tmp_path, seed, share):
     """`get` compares every byte that a load reports; the folder is opened again and again with what the faults left."""
