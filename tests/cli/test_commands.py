@@ -155,14 +155,13 @@ def test_a_trace_is_read_from_the_standard_input(trace):
     assert "8 of 8" in done.stdout
 
 
-def test_a_report_is_written_to_a_fifo_with_a_reader(tmp_path, trace):
+def test_a_report_is_written_to_a_fifo_with_a_reader(capsys, tmp_path, trace):
     fifo = tmp_path / "report.json"
     os.mkfifo(fifo)
-    command = [sys.executable, "-m", "pagecore", "replay", str(trace), "--blocks", "100", "--json", str(fifo)]
     reading = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (0, "")
+        code, _, err = call(capsys, "replay", trace, "--blocks", 100, "--json", fifo)
+        assert (code, err) == (0, "")
         assert json.loads(os.read(reading, 1 << 20))["requests_finished"] == 8
     finally:
         os.close(reading)
