@@ -81,9 +81,30 @@ def test_one_process_reports_as_pytest_does(monkeypatch):
 
 @pytest.mark.parametrize("error", [None, RuntimeError("a test file is wrong")], ids=["collected", "failed"])
 def test_garbage_is_not_collected_while_tests_are_and_is_afterwards(error):
-    collection = conftest.pytest_collection()
+    collection = conftest.pytest_collect_without_garbage_collection()
     next(collection)
     assert not gc.isenabled()
     with pytest.raises(StopIteration if error is None else RuntimeError):
         collection.throw(error) if error else collection.send(True)
     assert gc.isenabled()
+
+
+def test_a_worker_imports_its_share_first_and_leaves_errors_to_the_collection(monkeypatch, tmp_path):
+    monkeypatch.setattr(conftest, "FOLDER", tmp_path / "tests")
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw1")
+    monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", "3")
+    imported = []
+
+    def load(name):
+        imported.append(name)
+        if name.endswith("c"):
+            pytest.skip("needs x", allow_module_level=True)
+        if name.endswith("d"):
+            raise ImportError
+
+    monkeypatch.setattr(conftest.importlib, "import_module", load)
+    conftest.import_from_own_share([tmp_path / "tests" / "a" / f"test_{each}.py" for each in "abcdef"])
+    assert imported == [f"tests.a.test_{each}" for each in "cdef"]
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
+    conftest.import_from_own_share([tmp_path / "tests" / "test_a.py"])
+    assert len(imported) == 4

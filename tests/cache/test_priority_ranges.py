@@ -8,6 +8,7 @@ import pytest
 from pagecore import AttentionSpec, PagedKVCache, ShapeError, UnsupportedOption
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.manager.tiers import Tiers
+from tests.faults import is_full
 from tests.together import together
 
 SPEC = AttentionSpec(1, 8)
@@ -82,7 +83,7 @@ def random_ranges(random, length):
     return chosen
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(20 if is_full() else 10))
 @pytest.mark.parametrize("block_size", [1, 4])
 def test_blocks_go_by_the_priority_of_their_range(seed, block_size):
     random = np.random.default_rng(seed)

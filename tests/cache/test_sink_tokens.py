@@ -11,6 +11,7 @@ from pagecore.cache.memory.demand import blocks_at_once, longest_step
 from pagecore.index import RadixTree
 from tests.cache.caches import advance
 from tests.cache.test_chunks import prefix_codes
+from tests.faults import is_full
 from tests.reference.attention import allowed
 from tests.together import together
 
@@ -158,7 +159,7 @@ def test_prefixes_are_reused_with_their_sinks(seed, window, sink_tokens):
     cache = make(window, sink_tokens, lookahead, block_size=2, num_blocks=[60, 28], device="cpu")
     space = SwapSpace(cache, num_blocks=60)
     held = []
-    for turn in range(30):
+    for turn in range(60 if is_full() else 30):
         tokens = rng.integers(0, 2, int(rng.integers(1, 40)))
         if len(held) == 4:
             cache.remove(held.pop(int(rng.integers(0, 4))))

@@ -10,6 +10,7 @@ from hypothesis.stateful import initialize, invariant
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.index import RadixTree, chain_hashes
 from tests.capabilities import require
+from tests.faults import is_full
 from tests.index.test_radix_against_twin import RadixMachine
 from tests.machines import drawn
 
@@ -74,7 +75,7 @@ class JournalMachine(RadixMachine):
 
 
 TestJournalAgainstTwin = pytest.mark.slow(drawn(JournalMachine))
-TestJournalAgainstTwin.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
+TestJournalAgainstTwin.settings = settings(max_examples=25 if is_full() else 15, stateful_step_count=25, deadline=None)
 
 
 def test_a_journal_that_starts_late_hashes_what_is_there():

@@ -7,6 +7,7 @@ from pagecore.cache import PagedKVCache
 from pagecore.errors import OutOfBlocks, ShapeError, UnsupportedOption
 from pagecore.serving.scheduling.scheduler import Scheduler
 from pagecore.storage import AttentionSpec
+from tests.faults import is_full
 from tests.serving.stateful import StatefulEngine, request_of
 from tests.thinning import in_turn
 
@@ -144,7 +145,7 @@ def test_states_travel_with_swapped_runs():
 
 @pytest.mark.parametrize(
     ("seed", "windows", "in_place", "swap"),
-    in_turn(range(4), [(None,), (6,), (None, 6)], [True, False], over=[[False, True]]),
+    in_turn(range(6 if is_full() else 4), [(None,), (6,), (None, 6)], [True, False], over=[[False, True]]),
 )
 def test_random_operations_serve_every_token(seed, in_place, swap, windows):
     random = np.random.default_rng(seed)

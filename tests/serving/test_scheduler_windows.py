@@ -9,6 +9,7 @@ from pagecore.serving.planner import plan_memory
 from pagecore.serving.scheduling.request import Request, RequestError
 from pagecore.serving.scheduling.scheduler import Scheduler
 from pagecore.storage import AttentionSpec
+from tests.faults import is_full
 from tests.serving.runs import drain, expected, request
 
 # A Gemma 3 of 12 layers: every sixth layer sees all keys.
@@ -106,7 +107,7 @@ def test_a_request_longer_than_the_group_without_a_window_is_refused():
 
 @pytest.mark.parametrize("is_swapped", [False, True])
 @pytest.mark.parametrize("prefix_cache", [False, True])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(6 if is_full() else 4))
 def test_random_requests_finish_with_their_tokens(seed, prefix_cache, is_swapped):
     rng = np.random.default_rng(seed)
     cache = small([int(rng.integers(5, 14)), int(rng.integers(16, 40))], prefix_cache=prefix_cache)

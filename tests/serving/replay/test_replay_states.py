@@ -15,6 +15,7 @@ from pagecore.serving.replay.options import ReplayOptions
 from pagecore.serving.replay.trace import HASH_BLOCK, read_trace
 from pagecore.serving.scheduling.request import Request
 from pagecore.serving.tables import replay_rows
+from tests.faults import is_full
 from tests.models.hybrids import HYBRIDS, QWEN_3_NEXT
 from tests.models.published import PUBLISHED
 from tests.serving.state_hits import count_state_hits
@@ -105,7 +106,7 @@ def test_states_that_few_slots_hold_are_evicted(chats):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("prompts", "num_states", "max_running", "memory_blocks"),
-    [(8, 24, 4, 3000), (16, 60, 16, 6000)],
+    [(8, 24, 4, 3000), (16, 60, 16, 6000), *[(24, 70, 8, 8000)] * is_full()],
 )
 def test_few_slots_keep_the_states_that_shared_prompts_need(tmp_path, prompts, num_states, max_running, memory_blocks):
     path = tmp_path / "shared.jsonl"

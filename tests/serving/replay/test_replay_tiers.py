@@ -16,6 +16,7 @@ from pagecore.serving.replay.tier_options import parse_bandwidth, parse_place
 from pagecore.serving.replay.trace import HASH_BLOCK
 from pagecore.serving.tables import replay_rows
 from pagecore.tiers.keys import Fingerprint, content_chain, lane_keys
+from tests.faults import is_full
 from tests.models.hybrids import HYBRIDS
 from tests.tiers.blocks import random_keys, wait
 from tests.together import together
@@ -108,7 +109,7 @@ def test_a_bounded_disk_finds_less_than_an_unbounded_one(chats):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("host", "disk", "seed"), [(10, 10, 0), (20, 10, 1), (10, 30, 1)])
+@pytest.mark.parametrize(("host", "disk", "seed"), [(10, 10, 0), (20, 10, 1), (10, 30, 1), *[(20, 40, 0)] * is_full()])
 def test_device_and_the_larger_of_host_and_disk_hit_like_one_cache_of_both_sizes(tmp_path, host, disk, seed):
     trace = write_chats(tmp_path / "chats.jsonl", requests=140, seed=seed)
     sizes = {"host": host * BLOCK_BYTES, "disk": disk * BLOCK_BYTES}

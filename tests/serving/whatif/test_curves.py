@@ -8,6 +8,7 @@ from pagecore.serving.whatif import WhatIfOptions, read_requests, what_if
 from pagecore.serving.whatif._stack import Numbers, Stack
 from pagecore.serving.whatif.lru import lru_hits, sampled_hits
 from pagecore.serving.whatif.simulate import simulated_hits
+from tests.faults import is_full
 from tests.serving.whatif.traffic import mooncake
 
 TOKEN_BYTES = 1000
@@ -32,7 +33,7 @@ def test_a_call_without_options_is_that_of_the_default_options(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("block_size", "seed"), [(512, 0), (96, 2), (1024, 3)])
+@pytest.mark.parametrize(("block_size", "seed"), [(512, 0), (96, 2), (1024, 3), *[(256, 1)] * is_full()])
 def test_the_curve_equals_replays_at_twelve_sizes(tmp_path, block_size, seed):
     path = mooncake(tmp_path / "trace.jsonl", seed)
     # From sizes that refuse most requests to sizes that evict nothing.

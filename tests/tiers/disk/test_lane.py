@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from pagecore.errors import PagecoreError
 from pagecore.tiers.disk.lane import Lane
+from tests.faults import is_full
 from tests.machines import drawn
 
 SLOTS = 5
@@ -202,7 +203,7 @@ class LaneMachine(RuleBasedStateMachine):
 
 
 TestLane = pytest.mark.slow(drawn(LaneMachine))
-TestLane.settings = settings(max_examples=34, stateful_step_count=40, deadline=None)
+TestLane.settings = settings(max_examples=60 if is_full() else 34, stateful_step_count=40, deadline=None)
 
 
 def test_a_reopened_lane_evicts_its_oldest_entries_first():

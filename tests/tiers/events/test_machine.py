@@ -11,6 +11,7 @@ from pagecore.errors import OutOfBlocks
 from pagecore.index import RadixTree
 from pagecore.storage.specs.attended import attended_keys
 from tests.capabilities import require
+from tests.faults import is_full
 from tests.machines import drawn
 from tests.tiers.events.following import BLOCK, MODELS, contents, make, state_of, tree_of
 
@@ -144,4 +145,4 @@ class EventMachine(RuleBasedStateMachine):
 
 
 TestEvents = pytest.mark.slow(drawn(EventMachine))
-TestEvents.settings = settings(max_examples=24, stateful_step_count=30, deadline=None)
+TestEvents.settings = settings(max_examples=40 if is_full() else 24, stateful_step_count=30, deadline=None)

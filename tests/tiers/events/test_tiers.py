@@ -19,6 +19,7 @@ from pagecore.tiers.manager.tiers import Tiers
 from pagecore.tiers.remote.mooncake import MooncakeStore
 from pagecore.tiers.remote.resp import RespStore
 from tests.capabilities import require
+from tests.faults import is_full
 from tests.machines import drawn
 from tests.tiers.events.following import contents, ids, state_of
 from tests.tiers.memory_store import MemoryStore
@@ -153,7 +154,7 @@ class TierEventMachine(RuleBasedStateMachine):
 
 
 TestTierEvents = pytest.mark.slow(drawn(TierEventMachine))
-TestTierEvents.settings = settings(max_examples=8, stateful_step_count=20, deadline=None)
+TestTierEvents.settings = settings(max_examples=12 if is_full() else 8, stateful_step_count=20, deadline=None)
 
 
 @pytest.mark.parametrize("model", sorted(MODELS))

@@ -9,6 +9,7 @@ import pytest
 from pagecore.errors import UnsupportedOption
 from pagecore.index import chain_hashes
 from tests.capabilities import require
+from tests.faults import is_full
 from tests.tiers.events.following import BLOCK, MODELS, compute, ids, make
 
 require("msgspec")
@@ -58,7 +59,7 @@ def forget(event):
 @pytest.mark.parametrize("model", sorted(set(MODELS) - {"states alone"}))
 def test_matches_are_those_of_a_mirror_by_hashes(model):
     cache, drawn, names = make(model), random.Random(model), {}
-    prompts = [[drawn.randrange(2) for _ in range(drawn.randrange(40))] for _ in range(18)]
+    prompts = [[drawn.randrange(2) for _ in range(drawn.randrange(40))] for _ in range(30 if is_full() else 18)]
     own, other = Mirror(), Mirror(by_tokens=True)
     with EventPublisher(cache, endpoint=f"inproc://paths-{model}", interval=None) as publisher:
         for prompt in prompts:
