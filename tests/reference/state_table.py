@@ -244,8 +244,8 @@ class StateTable:
 
     def prepare(self, rows: list[int], counts: list[int], keep_checkpoints: bool = True) -> dict[str, list[object]]:
         """Return the contents of the buffers, without padding."""
-        self.tables.check_step(rows, counts)
         self.idle(rows)
+        self.tables.check_step(rows, counts)
         found: dict[str, list[object]] = {
             name: [] for name in ("read", "write", "checkpoints", "lengths", "drafts", "zeros", "copies", "loads")
         }
@@ -256,8 +256,8 @@ class StateTable:
         return found
 
     def shortage(self, rows: list[int], counts: list[int], keep_checkpoints: bool = True) -> int:
-        self.tables.check_step(rows, counts)
         self.idle(rows)
+        self.tables.check_step(rows, counts)
         trial = copy.deepcopy(self)
         pools = [(self.slots, trial.slots), (self.checkpoints, trial.checkpoints)][: 1 + self.quantises]
         for own, other in pools:
