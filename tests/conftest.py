@@ -28,7 +28,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 # Its processes for compilation would import torch, for graphs of one or two kernels.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-# The header of its kernels takes g++ 12 s to precompile, and spares 3.5 s a kernel: too long for two kernels.
+# To precompile the header of its kernels takes longer than it saves for the few kernels of the tests.
 os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
 # Its caches of graphs outlive a run, and do not notice that the schema of an operator has changed.
 os.environ.setdefault("TORCHINDUCTOR_FX_GRAPH_CACHE", "0")
@@ -88,7 +88,7 @@ def pytest_collect_without_garbage_collection() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_collection(session: pytest.Session) -> Iterator[None]:
-    """Let each parallel worker import other modules first: without stored bytecode, all would compile the same ones."""
+    """Let each worker import other modules first: without stored bytecode, all would compile the same ones at once."""
     config = session.config
     if "PYTEST_XDIST_WORKER" in os.environ and config.args == config.getini("testpaths") and not config.option.ignore:
         import_from_own_share(sorted(FOLDER.rglob("test_*.py")))
@@ -96,7 +96,7 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
 
 
 def import_from_own_share(files: list[Path]) -> None:
-    """Import the files from this worker's share to the last."""
+    """Import the test files from the first of this worker's share to the last of all."""
     number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
     if number == 0:
         return  # it collects them in order

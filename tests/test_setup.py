@@ -189,6 +189,22 @@ def test_an_extension_is_linked_again_if_its_kernels_get_other_flags(setup):
     assert (setup.ROOT / setup.ABSENT).read_text() != written
 
 
+def test_objects_without_optimisation_are_apart(setup):
+    command = setup.BuildLibraries(Distribution())
+    command.build_temp = "build/temp"
+    command.compiler = SimpleNamespace(
+        object_filenames=lambda units, output_dir: [f"{output_dir}/{units[0]}.o"], compile=lambda *_, **__: None
+    )
+
+    def made(*flags):
+        info = {"cflags": ["-O3", *flags], "include_dirs": [], "depends": ["a.cpp"]}
+        return Path(command.compile_one(("a.cpp", ["a.cpp"], info), None)[1])
+
+    (setup.ROOT / "a.cpp").touch()
+    assert made() == made("-g") == Path("build/temp/a.cpp.o")
+    assert made("-Og") == Path("build/temp/unoptimised/a.cpp.o")
+
+
 def test_instruction_sets_that_a_build_leaves_out_have_empty_tables(setup):
     first, *others = setup.ISA_FLAGS
     setup.write_absent({first: setup.ISA_FLAGS[first]})

@@ -46,9 +46,9 @@ FLAGS += ["-fsanitize=address", "-fno-omit-frame-pointer", "-g1"] if ASAN else [
 ENGINE_FLAGS = ["-O0"] if ASAN else ["-O3", "-fno-semantic-interposition"]
 # Its kernels take a tenth of a test's time: with -O2, they take twice as long to compile.
 KERNEL_FLAGS = ["-Og", "-DPC_EMULATED"]
-# As an instruction, a fused multiplication and addition has the same result and takes a tenth of the time.
+# As an instruction, a fused multiplication and addition has the same result, and takes a fraction of the time.
 KERNEL_FLAGS += ["-mfma"] if re.search(r"^flags\s*:.*\bfma\b", CPU.read_text(), re.MULTILINE) else []
-# Kernels throw nothing, and their functions are not replaced: a twelfth of the time of compilation.
+# Kernels throw nothing, and nothing replaces their functions: without these flags, compilation takes longer.
 KERNEL_FLAGS += ["-fno-exceptions", "-fno-asynchronous-unwind-tables", "-fno-semantic-interposition"]
 # Undefined behaviour ends the launch.
 KERNEL_FLAGS += ["-fno-sanitize-recover"]

@@ -106,7 +106,7 @@ def test_states_that_few_slots_hold_are_evicted(chats):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("prompts", "num_states", "max_running", "memory_blocks"),
-    [(8, 24, 4, 3000), (16, 60, 16, 6000), *[(24, 70, 8, 8000)] * is_full()],
+    [(8, 24, 4, 3000), (16, 60, 16, 6000), *([(24, 70, 8, 8000)] if is_full() else [])],
 )
 def test_few_slots_keep_the_states_that_shared_prompts_need(tmp_path, prompts, num_states, max_running, memory_blocks):
     path = tmp_path / "shared.jsonl"
