@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -44,6 +45,14 @@ bool has_v4_bf16() { return has_v4_vnni() && __builtin_cpu_supports("avx512bf16"
 // Intel's processors multiply a vector of pairs in two cycles, and four vectors of float32: without AMX, the kernels
 // without pairs take less time.
 bool multiplies_pairs_slowly() { return __builtin_cpu_is("intel"); }
+
+// Zen 5 and later. The compiler's names of processors end with Zen 3.
+[[maybe_unused]] bool is_zen5() {
+  constexpr unsigned kZen5 = 0x1a;
+  unsigned signature, b, c, d;
+  if (!__builtin_cpu_is("amd") || __get_cpuid(1, &signature, &b, &c, &d) == 0) return false;
+  return (signature >> 8 & 15) + (signature >> 20 & 255) >= kZen5;
+}
 
 // Linux grants a process the AMX tile state only on request, once for all of its threads and children.
 [[maybe_unused]] bool may_use_tiles() {
@@ -146,6 +155,17 @@ const Level& level() {
 const KernelTable& kernels() { return level().table(); }
 
 const char* isa() { return level().name; }
+
+bool reads_by_pages() {
+#if defined(PC_AMX_EMULATED)
+  return true;
+#elif defined(__x86_64__)
+  static const bool reads = is_zen5();
+  return reads;
+#else
+  return false;
+#endif
+}
 
 void set_isa(const std::string& name) {
   current.store(name.empty() ? &from_environment() : &find(name, "set_isa"), std::memory_order_relaxed);

@@ -18,6 +18,9 @@ namespace pagecore::cpu {
 // Selects an entry of available_isas(), or "" for the default. Changes nothing when it raises.
 void set_isa(const std::string& name);
 
+// True if this processor reads contiguous rows fastest page by page (kernels/tiles/prefetch.hpp).
+[[nodiscard]] bool reads_by_pages();
+
 // Available instruction sets, widest first.
 [[nodiscard]] std::vector<std::string> available_isas();
 

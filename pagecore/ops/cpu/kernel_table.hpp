@@ -73,6 +73,7 @@ struct AttentionBatch {
   bool from_cache = false;                  // keys and values are small enough to be in the processor's caches
   bool invariant = false;                   // batch-invariant: a row's bits must not depend on the other rows
   bool multiplies_pairs = true;             // pairs of bfloat16, where the kernels have products of them
+  bool reads_by_pages = false;              // contiguous rows are read page by page (prefetch.hpp)
   const int32_t* tree_positions = nullptr;  // [num_tokens]; null without a tree
   // A selection: lists [num_sequences, key heads, width], ascending, and their lengths; null without one.
   const int32_t* selected = nullptr;

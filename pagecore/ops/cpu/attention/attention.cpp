@@ -147,6 +147,7 @@ AttentionBatch kernel_batch(const AttentionArgs& args, const PlanView& plan, Att
   batch.selected = work.batch.selected();
   batch.selected_counts = work.batch.selected_counts();
   batch.code_tables = &kCodeTables;
+  batch.reads_by_pages = reads_by_pages();
   if (plan.num_partial_rows > 0) {
     const int64_t rows = plan.num_partial_rows * args.query.num_heads;
     batch.partial_out = work.partials.reserve(rows * (padded(args.value.dim) + 2));

@@ -31,7 +31,7 @@ class CacheRows {
         is_key_(is_key),
         tables_(*batch.code_tables),
         head_begin_(head_begin),
-        reads_by_pages_(kReadsByPages && batch.multiplies_pairs),
+        reads_by_pages_(kMayReadByPages && batch.reads_by_pages && batch.multiplies_pairs),
         packs_(pairs && packs_codes(cache)),
         products_(products),
         row_bytes_(row_bytes(cache)),

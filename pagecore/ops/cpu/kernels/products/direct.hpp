@@ -47,8 +47,8 @@ void accumulate_rows(const HeadRows& rows, const TokenRows& values, NextRows nex
 // Calls visit.template operator()<by pages>().
 template <typename Visit>
 PC_FORCE_INLINE void with_pages(const NextRows& next_rows, Visit&& visit) {
-  if (kReadsByPages && next_rows.by_pages) {
-    visit.template operator()<kReadsByPages>();
+  if (kMayReadByPages && next_rows.by_pages) {
+    visit.template operator()<kMayReadByPages>();
   } else {
     visit.template operator()<false>();
   }

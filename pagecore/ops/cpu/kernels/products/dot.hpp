@@ -43,7 +43,7 @@ PC_FORCE_INLINE PairVec weave_high(PairVec a, PairVec b) {
                                  26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63);
 }
 
-// Prefetches a line of the rows that are needed next: see kReadsByPages.
+// Prefetches a line of the rows that are needed next: see kMayReadByPages.
 template <bool kByPages>
 PC_FORCE_INLINE void prefetch_next(const char* p) {
   if constexpr (kByPages) {
