@@ -39,6 +39,42 @@ def test_groups_block_sizes_and_dims():
     make_sealed_case(replace(shape, block_size=8, heads=(3, 3)), (4, 2), (4, 32)).check()
 
 
+CODES: dict[str, tuple[dict[str, Any], tuple[int, int], tuple[int, int]]] = {
+    "words of both sizes": ({"heads": (8, 2), "dims": (128, 128), "block_size": 32}, (2, 4), (32, 32)),
+    "groups of a part of a word": ({"heads": (12, 2), "dims": (64, 128), "block_size": 48}, (2, 2), (8, 16)),
+    "groups over several vectors": ({"heads": (8, 1), "dims": (192, 192), "block_size": 16}, (4, 4), (16, 96)),
+    "groups that end within a vector": ({"heads": (3, 3), "dims": (256, 192), "block_size": 8}, (4, 2), (8, 48)),
+    "groups of half a row": ({"heads": (7, 1), "dims": (64, 64), "block_size": 24}, (4, 4), (24, 32)),
+    "one group": ({"heads": (2, 1), "dims": (128, 320), "block_size": 64}, (4, 2), (64, 320)),
+}
+FEW = {
+    "query_dtype": "bfloat16",
+    "cache_dtype": "bfloat16",
+    "seq_lens": (384, 200, 129, 64),
+    "query_lens": (1, 1, 1, 1),
+}
+
+
+@together("name", CODES)
+@on_every_isa
+def test_few_queries_are_multiplied_with_codes(name):
+    shape, bits, groups = CODES[name]
+    for i, dtype in enumerate(("bfloat16", "float16")):
+        each = {**FEW, **shape, "cache_dtype": dtype, "query_dtype": dtype}
+        make_sealed_case(Shape(**each), bits, groups, seed=i).check()
+    make_sealed_case(Shape(**{**each, "query_lens": (2, 1, 2, 1)}), bits, groups, window=150, softcap=3.0).check()
+
+
+@on_every_isa
+def test_scales_too_small_for_integers_are_unpacked():
+    for tiny in ("key", "value"):
+        case = make_sealed_case(Shape(heads=(4, 2), dims=(64, 64), block_size=32, **FEW))
+        blocks = np.isnan(case.plain.key_cache.astype(np.float32)).all(axis=(1, 2, 3))
+        getattr(case.sealed, f"{tiny}_scale")[...] *= np.array(2.0**-100, DTYPES["bfloat16"])
+        getattr(case, f"{tiny}_numbers")[blocks] *= 2.0**-100
+        case.check()
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "window": {"window": 20},
     "chunk": {"chunk": 32},

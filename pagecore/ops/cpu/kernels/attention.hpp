@@ -16,7 +16,8 @@
 //
 // Keys and values of a quantised cache become bfloat16 first (cache_rows.hpp). Their products are those of a bfloat16
 // cache; softmax applies the float32 scales of tokens. Few rows are multiplied with the codes of a few keys at a time,
-// by the products of code_products.hpp, or with AMX by those of score_codes_amx.hpp and digits.hpp.
+// by the products of code_products.hpp, or with AMX by those of score_codes_amx.hpp and digits.hpp. Sealed blocks
+// become float32; few rows of 16 bits are multiplied with their codes by the products of sealed_products.hpp.
 //
 // Products with a packed tile give each row the same bits regardless of the other rows, so batch-invariant calls always
 // pack.
@@ -55,8 +56,9 @@ class ItemPass {
         value_stride_(padded(args.value.dim)),
         visible_(args, batch, item, group_),
         pairs_(takes_pairs() && multiplies_pairs(args.key) && multiplies_pairs(args.value)),
-        keys_(args.key, args.sealed.key, true, batch, head_begin, pairs_, products_with(args.key)),
-        values_(args.value, args.sealed.value, false, batch, head_begin, pairs_, products_with(args.value)),
+        keys_(args.key, args.sealed.key, true, batch, head_begin, pairs_, products_with(args.key), takes_integers()),
+        values_(args.value, args.sealed.value, false, batch, head_begin, pairs_, products_with(args.value),
+                takes_integers()),
         packed_(keys_.packs() || values_.packs() || keys_.products() != CodeProducts::None ||
                 values_.products() != CodeProducts::None || batch.invariant || rows_ >= kPackRows ||
                 args.mask != nullptr || !is_whole(args.key.dim) || !is_whole(args.value.dim)),
@@ -90,10 +92,14 @@ class ItemPass {
   }
 
   // Products with the codes of keys or values of few rows. Queries and output of 16 bits are less exact than integers.
+  [[nodiscard]] bool multiplies_codes() const { return !batch_.invariant && rows_ <= kCodeRows; }
+  [[nodiscard]] bool takes_integers() const {
+    return multiplies_codes() && args_.query.type != Float::F32 && args_.out.type != Float::F32;
+  }
   [[nodiscard]] CodeProducts products_with(const Cache& cache) const {
-    if (batch_.invariant || rows_ > kCodeRows || (kHasAmx && takes_pairs())) return CodeProducts::None;
+    if (!multiplies_codes() || (kHasAmx && takes_pairs())) return CodeProducts::None;
     const bool pairs = takes_pairs() && has_code_pairs(args_.key) && has_code_pairs(args_.value);
-    return products_of(cache, pairs, args_.query.type != Float::F32 && args_.out.type != Float::F32);
+    return products_of(cache, pairs, takes_integers());
   }
   [[nodiscard]] bool multiplies_pairs(const Cache& cache) const {
     const CodeProducts products = products_with(cache);
@@ -282,10 +288,21 @@ class ItemPass {
             scratch_.factor + at};
   }
 
+  // True if all tokens of a tile are in use and in sealed blocks, one after the other.
+  [[nodiscard]] bool is_sealed(const Tile& tile, const RowOffsets& places) const {
+    const TileUse& use = visible_.use();
+    return places.num_sealed == kTileTokens && !tile.is_selected && use.used == nullptr && use.first == 0 &&
+           use.last == kTileTokens;
+  }
+
   void score(const Tile& tile, int64_t head) {
     NextRows values = next_rows_at(values_, tile.values, direct() ? 0 : head);
     if (direct() && !last(head)) values = keys_.next_head(tile.keys, head);
     const HeadRows rows = rows_of(head);
+    if (keys_.multiplies_sealed() && is_sealed(tile, tile.keys) &&
+        keys_.score_sealed(rows, tile.keys, head, scratch_)) {
+      return;
+    }
     if (keys_.products() != CodeProducts::None && takes_integers_) {
       return keys_.score_few(rows, tile.keys, head, visible_.use(), values, scratch_);
     }
@@ -370,6 +387,10 @@ class ItemPass {
     const bool in_place = direct() && visible_.uniform();
     NextRows next_keys = next == nullptr ? NextRows{} : next_rows_at(keys_, next->keys, in_place ? 0 : head);
     if (in_place && !last(head)) next_keys = values_.next_head(tile.values, head);
+    if (values_.multiplies_sealed() && is_sealed(tile, tile.values) && visible_.uniform() &&
+        values_.accumulate_sealed(rows, tile.values, head, scratch_)) {
+      return;
+    }
     if (values_.products() != CodeProducts::None && visible_.uniform() &&
         values_.accumulate_few(rows, tile.values, head, visible_.use(), next_keys, scratch_)) {
       return;

@@ -11,7 +11,7 @@
 #include "pagecore/ops/cpu/kernels/codes/pack_key_codes.hpp"
 #include "pagecore/ops/cpu/kernels/codes/pack_value_codes.hpp"
 #include "pagecore/ops/cpu/kernels/codes/score_codes_amx.hpp"
-#include "pagecore/ops/cpu/kernels/codes/unpack_sealed.hpp"
+#include "pagecore/ops/cpu/kernels/codes/sealed_products.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 namespace {
@@ -25,7 +25,7 @@ PC_FORCE_INLINE Float number_type(const Cache& cache) { return is_plain(cache) ?
 class CacheRows {
  public:
   CacheRows(const Cache& cache, const SealedPlane& sealed, bool is_key, const AttentionBatch& batch, int64_t head_begin,
-            bool pairs, CodeProducts products)
+            bool pairs, CodeProducts products, bool takes_integers)
       : cache_(cache),
         sealed_(sealed),
         is_key_(is_key),
@@ -34,6 +34,7 @@ class CacheRows {
         reads_by_pages_(kMayReadByPages && batch.reads_by_pages && batch.multiplies_pairs),
         packs_(pairs && packs_codes(cache)),
         products_(products),
+        multiplies_sealed_(takes_integers && has_sealed_products(sealed, cache, is_key)),
         row_bytes_(row_bytes(cache)),
         stride_(unpacked_stride(cache.dim)) {
     if (is_plain(cache) && !has_sealed()) return;
@@ -113,6 +114,18 @@ class CacheRows {
     return accumulate_products(products_, rows, cache_, stored(places, head, use, scratch), next_rows, scratch);
   }
 
+  // The same with the codes of sealed blocks, for tiles of them alone. Both return false, having changed nothing but
+  // scores, if the tile has to be read.
+  [[nodiscard]] bool multiplies_sealed() const { return multiplies_sealed_; }
+  [[nodiscard]] bool score_sealed(const HeadRows& rows, const RowOffsets& places, int64_t head,
+                                  const Scratch& scratch) const {
+    return PC_ISA::score_sealed(rows, sealed_, cache_, places, head_begin_ + head, scratch);
+  }
+  [[nodiscard]] bool accumulate_sealed(const HeadRows& rows, const RowOffsets& places, int64_t head,
+                                       const Scratch& scratch) const {
+    return PC_ISA::accumulate_sealed(rows, sealed_, cache_, places, head_begin_ + head, scratch);
+  }
+
   // The rows of `head` for the kernels to prefetch.
   [[nodiscard]] NextRows next(const RowOffsets& places, int64_t head) const {
     if (has_sealed()) return {};
@@ -188,6 +201,7 @@ class CacheRows {
   const bool reads_by_pages_;
   const bool packs_;
   const CodeProducts products_;
+  const bool multiplies_sealed_;
   const int64_t row_bytes_, stride_;
   int64_t offsets_[kTileTokens];  // of unpacked rows
   alignas(64) float factors_[kTileTokens];

@@ -93,8 +93,10 @@ PC_FORCE_INLINE void for_each_even_block(int64_t rows, Visit&& visit) {
   if constexpr (kMost == 8) {
     for (; row + 8 <= rows; row += 8) visit.template operator()<8>(row);
   }
-  for (; row + 4 <= rows; row += 4) visit.template operator()<4>(row);
-  if (row + 2 <= rows) visit.template operator()<2>(row), row += 2;
+  if constexpr (kMost >= 4) {
+    for (; row + 4 <= rows; row += 4) visit.template operator()<4>(row);
+  }
+  for (; row + 2 <= rows; row += 2) visit.template operator()<2>(row);
   if (row < rows) visit.template operator()<1>(row);
 }
 

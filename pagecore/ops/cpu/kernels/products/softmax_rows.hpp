@@ -19,8 +19,6 @@ struct RowStats {
   float* factor;
 };
 
-PC_FORCE_INLINE Vec4 load_four(const float* p) { return *reinterpret_cast<const LooseVec4*>(p); }
-
 template <int... I>
 PC_FORCE_INLINE Vec repeat_four(Vec4 v, std::integer_sequence<int, I...>) {
   return __builtin_shufflevector(v, v, (I % 4)...);

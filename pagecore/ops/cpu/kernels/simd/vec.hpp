@@ -58,6 +58,7 @@ PC_FORCE_INLINE void for_each_constant(F&& f) {
 PC_FORCE_INLINE Vec splat(float x) { return x - Vec{}; }
 PC_FORCE_INLINE Vec load(const float* p) { return *reinterpret_cast<const LooseVec*>(p); }
 PC_FORCE_INLINE void store(float* p, Vec v) { *reinterpret_cast<LooseVec*>(p) = v; }
+PC_FORCE_INLINE Vec4 load_four(const float* p) { return *reinterpret_cast<const LooseVec4*>(p); }
 PC_FORCE_INLINE void store_four(float* p, Vec4 v) { *reinterpret_cast<LooseVec4*>(p) = v; }
 
 // A number that several instructions use: GCC would load it for each of them, and Zen 3 loads fewer vectors of 32 bytes
