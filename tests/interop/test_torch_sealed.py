@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, PagedKVCache, SealedBlocks, ops
-from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import InvalidBlock, ShapeError, UnsupportedDtype, UnsupportedOption
 from tests.interop.steps import compile_whole, torch
 from tests.ops.cases import Shape
 from tests.ops.sealed_cases import empty_sealed, make_sealed_case
@@ -42,6 +42,7 @@ def test_operators_pass_opcheck():
     target = SealedBlocks(*(torch.zeros_like(plane) for plane in target[:4]))
     pairs = torch.tensor([[1, 5], [3, 2]])
     torch.library.opcheck(torch.ops.pagecore.seal_kv.default, (key, value, *target[:4], pairs))
+    torch.library.opcheck(torch.ops.pagecore.unseal_kv.default, (*sealed[:4], *arrays[1:3], torch.tensor([[1, 2]])))
 
 
 def test_attention_equals_that_of_pagecore():
@@ -62,8 +63,9 @@ def test_attention_equals_that_of_pagecore():
 def test_a_compiled_graph_seals_and_reads(backend):
     arrays, sealed, options = case()
 
-    def step(query, key, value, table, lens, sealed, pairs):
+    def step(query, key, value, table, lens, sealed, pairs, restored):
         interop.seal_kv(key, value, sealed, pairs)
+        interop.unseal_kv(sealed, *restored, pairs.flip(1))
         return interop.paged_attention(query, key, value, table, lens, sealed=sealed, **options)
 
     # Block 1 of the plain caches becomes a sealed block that no sequence has.
@@ -71,8 +73,13 @@ def test_a_compiled_graph_seals_and_reads(backend):
     pairs = torch.tensor([[1, unused]])
     arrays[1][1], arrays[2][1] = 0.5, torch.arange(32).float()
     twin = SealedBlocks(*(each.clone() for each in sealed))
-    found = compile_whole(step, backend)(*arrays, sealed, pairs)
-    assert torch.equal(found, step(*arrays, twin, pairs))
+    restored, theirs = ([torch.full_like(each, torch.nan) for each in arrays[1:3]] for _ in range(2))
+    found = compile_whole(step, backend)(*arrays, sealed, pairs, restored)
+    assert torch.equal(found, step(*arrays, twin, pairs, theirs))
+    for mine, other in zip(restored, theirs, strict=True):
+        assert torch.equal(mine[1], other[1])
+        assert (mine[1] - 0.5).abs().max() < 32
+        assert torch.isnan(mine[2:]).all()
     assert torch.equal(sealed.value[unused], twin.value[unused])
     assert (sealed.key[unused] == 0).all()
 
@@ -85,6 +92,18 @@ def test_sealed_bytes_equal_those_of_pagecore():
         ops.seal_kv(key, value, theirs, pairs)
     for found, expected in zip(ours[:4], theirs[:4], strict=True):
         assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+
+
+def test_restored_numbers_equal_those_of_pagecore():
+    key, value, sealed = caches()
+    interop.seal_kv(key, value, sealed, torch.tensor([[1, 5], [3, 2]]))
+    ours, theirs = ([torch.full_like(each, torch.nan) for each in (key, value)] for _ in range(2))
+    for pairs in (torch.tensor([[5, 3]]), torch.tensor([[2, 1]], dtype=torch.int32)):
+        interop.unseal_kv(sealed, *ours, pairs)
+        ops.unseal_kv(sealed, *theirs, pairs)
+    for found, expected in zip(ours, theirs, strict=True):
+        assert torch.equal(found[1::2], expected[1::2])
+        assert torch.isnan(found[::2]).all()
 
 
 def test_refusals():
@@ -103,6 +122,20 @@ def test_refusals():
         interop.seal_kv(key, value, target, [(1, 5)])
     with pytest.raises(ShapeError, match="key_cache has shape"):
         interop.seal_kv(key[0], value, target, pairs)
+    before = key.clone(), value.clone()
+    for sources, targets, moved, error, message in (
+        (None, (key, value), pairs, UnsupportedOption, "sealed is None; pass a SealedBlocks"),
+        (target._replace(key_scale=0), (key, value), pairs, UnsupportedDtype, "sealed_key_scale is a int; expected"),
+        (target, (key, [1]), pairs, UnsupportedDtype, "value_cache is a list; expected"),
+        (target, (key, value), pairs[0], ShapeError, "pairs has shape"),
+        (target, (key[0], value), pairs, ShapeError, "key_cache has shape"),
+        (target, (key, value), torch.tensor([[6, 1]]), InvalidBlock, "6"),
+        (target, (key, value), torch.tensor([[1, 2], [3, 2]]), InvalidBlock, "plain block 2 twice"),
+    ):
+        with pytest.raises(error, match=message):
+            interop.unseal_kv(sources, *targets, moved)
+    assert torch.equal(key, before[0])
+    assert torch.equal(value, before[1])
 
 
 def test_an_operator_reads_the_sealed_blocks_of_a_cache():

@@ -1,7 +1,7 @@
 """Operations for `jax.jit` on the host, over caches that JAX owns, and views of pagecore's own caches.
 
     write_kv, paged_attention     custom calls of XLA that run pagecore's host kernels
-    seal_kv                       the same for sealed blocks of 2 or 4 bits
+    seal_kv, unseal_kv            the same for sealed blocks of 2 or 4 bits
     jit                           jax.jit that updates caches in place, or raises if XLA copied them
     step_arrays                   a prepared batch as arguments of a jitted step
     as_jax                        a plane of a pool, or any pagecore.Tensor, as an array over the same memory
@@ -19,9 +19,9 @@ from pagecore.interop.jax.arrays import StepArrays, as_jax, step_arrays
 from pagecore.interop.jax.in_place import jit
 from pagecore.interop.jax.operators import paged_attention, write_kv
 from pagecore.interop.jax.registration import register
-from pagecore.interop.jax.sealing import seal_kv
+from pagecore.interop.jax.sealing import seal_kv, unseal_kv
 
-__all__ = ["StepArrays", "as_jax", "jit", "paged_attention", "seal_kv", "step_arrays", "write_kv"]
+__all__ = ["StepArrays", "as_jax", "jit", "paged_attention", "seal_kv", "step_arrays", "unseal_kv", "write_kv"]
 
 register()
 del register, _jax

@@ -22,6 +22,7 @@ cdef extern from "pagecore/interop/jax/handlers.hpp" namespace "pagecore::xla" n
     void paged_attention()
     void write_kv()
     void seal_kv()
+    void unseal_kv()
     void addresses()
 
 
@@ -33,6 +34,7 @@ def handlers():
         "pagecore_paged_attention": PyCapsule_New(<void*>&paged_attention, NULL, NULL),
         "pagecore_write_kv": PyCapsule_New(<void*>&write_kv, NULL, NULL),
         "pagecore_seal_kv": PyCapsule_New(<void*>&seal_kv, NULL, NULL),
+        "pagecore_unseal_kv": PyCapsule_New(<void*>&unseal_kv, NULL, NULL),
         "pagecore_addresses": PyCapsule_New(<void*>&addresses, NULL, NULL),
     }
 

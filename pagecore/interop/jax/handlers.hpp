@@ -161,9 +161,9 @@ inline XLA_FFI_Error* write_kv(XLA_FFI_CallFrame* call) noexcept {
   });
 }
 
-// key_cache, value_cache, pairs, options -> sealed key, value, key_scale, value_scale
-inline XLA_FFI_Error* seal_kv(XLA_FFI_CallFrame* call) noexcept {
-  return serve(call, [](CallFrame& frame, cpu::Failure& failure) {
+// key_cache, value_cache, pairs, options -> the planes of sealed blocks; with `restores` the two caches.
+inline XLA_FFI_Error* convert_sealed(XLA_FFI_CallFrame* call, bool restores) noexcept {
+  return serve(call, [restores](CallFrame& frame, cpu::Failure& failure) {
     const XLA_FFI_Buffer& keys = frame.next_argument();
     const XLA_FFI_Buffer& values = frame.next_argument();
     const XLA_FFI_Buffer& pairs = frame.next_argument();
@@ -171,16 +171,19 @@ inline XLA_FFI_Error* seal_kv(XLA_FFI_CallFrame* call) noexcept {
     const XLA_FFI_Buffer* layer = options.next(kLayer);
     const CacheView view(frame, layer);
     const SealedPlanes given = SealedPlanes::next(options);
-    Written written[] = {{given.key, "sealed key"},
-                         {given.value, "sealed value"},
-                         {given.key_scale, "sealed key_scale"},
-                         {given.value_scale, "sealed value_scale"}};
+    Written arrays[] = {{&keys, "key_cache"},
+                        {&values, "value_cache"},
+                        {given.key, "sealed key"},
+                        {given.value, "sealed value"},
+                        {given.key_scale, "sealed key_scale"},
+                        {given.value_scale, "sealed value_scale"}};
+    const std::span<Written> written = restores ? std::span(arrays).first(2) : std::span(arrays).subspan(2);
     check_addresses(written, options.next(kAddresses));
     take_results(frame, written);
-    const SealedPlanes planes = {written[0].buffer, written[1].buffer, written[2].buffer, written[3].buffer};
+    const SealedPlanes planes = {arrays[2].buffer, arrays[3].buffer, arrays[4].buffer, arrays[5].buffer};
     SealArgs args;
-    args.key = view.of(keys, 0, nullptr);
-    args.value = view.of(values, 0, nullptr);
+    args.key = view.of(*arrays[0].buffer, 0, nullptr);
+    args.value = view.of(*arrays[1].buffer, 0, nullptr);
     args.sealed_key = sealed_keys(planes, layer, frame.integer("key_bits"));
     args.sealed_value = sealed_values(planes, layer, frame.integer("value_bits"));
     args.num_sealed = num_sealed_blocks(planes, layer);
@@ -191,9 +194,13 @@ inline XLA_FFI_Error* seal_kv(XLA_FFI_CallFrame* call) noexcept {
     args.sources = {data, pairs.dims[0], 2 * width, wide};
     args.targets = {data + width, pairs.dims[0], 2 * width, wide};
     const PlainArithmetic arithmetic;
-    return host.calls->seal_blocks(args, threads_of_a_call(), failure);
+    return host.calls->convert_sealed(args, restores, threads_of_a_call(), failure);
   });
 }
+
+inline XLA_FFI_Error* seal_kv(XLA_FFI_CallFrame* call) noexcept { return convert_sealed(call, false); }
+
+inline XLA_FFI_Error* unseal_kv(XLA_FFI_CallFrame* call) noexcept { return convert_sealed(call, true); }
 
 // Arrays -> the address of each, as two uint32.
 inline XLA_FFI_Error* addresses(XLA_FFI_CallFrame* call) noexcept {

@@ -1,4 +1,4 @@
-"""seal_kv for JAX: whole blocks of new tokens become sealed blocks."""
+"""seal_kv and unseal_kv for JAX: whole blocks of new tokens become sealed blocks, and numbers again."""
 
 from __future__ import annotations
 
@@ -50,19 +50,81 @@ def seal_kv(
     jax.errors.JaxRuntimeError
         While the function runs: an invalid block ("InvalidBlock: ..."), or a copy that `copy` forbids; see `write_kv`.
     """
-    if copy is not None and copy is not False:
-        raise UnsupportedOption(f"copy is {shown(copy)}; it must be False, or None to allow XLA to copy the planes")
+    _check_copy(copy, "planes")
     cache = CachePair((key_cache, value_cache), (None, None), (1.0, 1.0), layer, layout)
     planes, attributes = sealed_planes(sealed, cache)
+    made = _convert("seal_kv", cache, planes, attributes, pairs, copy)
+    return sealed._replace(**dict(zip(PLANES, made, strict=True)))
+
+
+def unseal_kv(
+    sealed: SealedBlocks,
+    key_cache: jax.Array,
+    value_cache: jax.Array,
+    pairs: Any,
+    *,
+    layer: Any = None,
+    layout: Layout = "NHD",
+    copy: bool | None = False,
+) -> tuple[jax.Array, jax.Array]:
+    """Write the numbers of sealed blocks to blocks of plain caches: `pagecore.unseal_kv` for JAX.
+
+    Use the returned caches afterwards.
+
+    Parameters
+    ----------
+    sealed : SealedBlocks
+        Planes of JAX as in `paged_attention`.
+    key_cache, value_cache : jax.Array, [num_blocks, block_size, Hkv, D] and [num_blocks, block_size, Hkv, Dv]
+        Plain caches; donate them. With `layer`, stacks of such arrays along a new first axis.
+    pairs : integers, [n, 2]
+        (sealed block, block of the plain caches), not the null block. No plain block may occur twice.
+    layer, layout, copy
+        As in `write_kv`.
+
+    Returns
+    -------
+    key_cache, value_cache : jax.Array
+        The caches with the numbers of the sealed blocks.
+
+    Raises
+    ------
+    ShapeError, UnsupportedDtype, UnsupportedOption
+        While the function is traced: an invalid or unsupported shape, dtype or option, a gradient, or `vmap`.
+    jax.errors.JaxRuntimeError
+        While the function runs: an invalid block ("InvalidBlock: ..."), or a copy that `copy` forbids; see `write_kv`.
+    """
+    _check_copy(copy, "caches")
+    cache = CachePair((key_cache, value_cache), (None, None), (1.0, 1.0), layer, layout)
+    planes, attributes = sealed_planes(sealed, cache)
+    made = _convert("unseal_kv", cache, planes, attributes, pairs, copy)
+    return made[0], made[1]
+
+
+def _check_copy(copy: object, written: str) -> None:
+    if copy is not None and copy is not False:
+        raise UnsupportedOption(f"copy is {shown(copy)}; it must be False, or None to allow XLA to copy the {written}")
+
+
+def _convert(
+    target: str,
+    cache: CachePair,
+    planes: dict[str, jax.Array],
+    attributes: dict[str, np.int64],
+    pairs: Any,
+    copy: bool | None,
+) -> list[jax.Array]:
+    """Make the call, and return the arrays that it has written: the planes, or for "unseal_kv" the caches."""
+    restores = target == "unseal_kv"
+    columns = ["block of the plain caches", "sealed block"]
     given = indices(pairs, "pairs", 2, "[n, 2]")
-    check_length(given, "pairs", 1, 2, "(block of the plain caches, sealed block)")
+    check_length(given, "pairs", 1, 2, f"({', '.join(columns[::-1] if restores else columns)})")
+    caches = {"key_cache": cache.key.codes, "value_cache": cache.value.codes}
+    written = caches if restores else {name.replace("_", " ", 1): one for name, one in planes.items()}
     optional: dict[str, Any] = {"layer": cache.layer, **planes}
     if copy is False and not jax.config.jax_disable_jit:
-        optional["addresses"] = addresses_of(
-            {name.replace("_", " ", 1): one for name, one in planes.items()}, "seal_kv"
-        )
-    attributes |= {"heads_first": np.int64(cache.heads_first)}
-    results = [jax.ShapeDtypeStruct(plane.shape, plane.dtype) for plane in planes.values()]
-    arrays = (key_cache, value_cache, given)
-    made = call_native("seal_kv", arrays, results, optional, attributes, tuple(planes))
-    return sealed._replace(**dict(zip(PLANES, made, strict=True)))
+        optional["addresses"] = addresses_of(written, target)
+    attributes = attributes | {"heads_first": np.int64(cache.heads_first)}
+    results = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in written.values()]
+    places = (0, 1) if restores else tuple(planes)
+    return call_native(target, (*caches.values(), given), results, optional, attributes, places)

@@ -64,6 +64,13 @@ def _seal_kv(key_cache: Any, value_cache: Any, *arrays: Any) -> None:
     _refuse_symbolic_offset(**written)
 
 
+def _unseal_kv(*arrays: Any) -> None:
+    *planes, key_cache, value_cache, pairs = arrays
+    _check_traced(("key_cache", key_cache, 4), ("value_cache", value_cache, 4))
+    _refuse_meta_mix(key_cache, pairs=pairs, **dict(zip(SEALED_PLANES, planes, strict=True)))
+    _refuse_symbolic_offset(key_cache=key_cache, value_cache=value_cache)
+
+
 def _copy_blocks(caches: list[Any], pairs: Any, **_: bool) -> None:
     for position, cache in enumerate(caches):
         _refuse_symbolic_offset(**{f"caches[{position}]": cache})
@@ -112,5 +119,6 @@ FAKES: dict[str, Callable[..., Any]] = {
     "paged_attention_out": _paged_attention_out,
     "merge_attention": _merge_attention,
     "seal_kv": _seal_kv,
+    "unseal_kv": _unseal_kv,
     "copy_blocks": _copy_blocks,
 }

@@ -81,6 +81,11 @@ def _seal_kv(key_cache: Any, value_cache: Any, *arrays: Any) -> None:
     ops.seal_kv(key_cache, value_cache, ops.SealedBlocks(*planes), pairs)
 
 
+def _unseal_kv(*arrays: Any) -> None:
+    *planes, key_cache, value_cache, pairs = arrays
+    ops.unseal_kv(ops.SealedBlocks(*planes), key_cache, value_cache, pairs)
+
+
 def _copy_blocks(caches: list[Any], pairs: Any, *, independent: bool = False) -> None:
     ops.copy_blocks(caches, pairs, independent=independent)
 
@@ -93,5 +98,6 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "paged_attention_out": _paged_attention_out,
     "merge_attention": _merge_attention,
     "seal_kv": _seal_kv,
+    "unseal_kv": _unseal_kv,
     "copy_blocks": _copy_blocks,
 }

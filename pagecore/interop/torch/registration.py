@@ -32,6 +32,10 @@ _SEAL = (
     "Tensor key_cache, Tensor value_cache, Tensor(a!) sealed_key, Tensor(b!) sealed_value, "
     "Tensor(c!) sealed_key_scale, Tensor(d!) sealed_value_scale, Tensor pairs"
 )
+_UNSEAL = (
+    "Tensor sealed_key, Tensor sealed_value, Tensor sealed_key_scale, Tensor sealed_value_scale, "
+    "Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor pairs"
+)
 _SCHEMAS = {
     "write_kv": f"({_WRITE}) -> ()",
     "plan_attention": f"({_PLAN}) -> Tensor",
@@ -40,6 +44,7 @@ _SCHEMAS = {
     "paged_attention_out": f"({_ATTENTION.format(out='Tensor(a!) out, ')}) -> ()",
     "merge_attention": "(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b) -> (Tensor, Tensor)",
     "seal_kv": f"({_SEAL}) -> ()",
+    "unseal_kv": f"({_UNSEAL}) -> ()",
     "copy_blocks": "(Tensor(a!)[] caches, Tensor pairs, *, bool independent=False) -> ()",
 }
 # Sparse tensors reach the kernels, too: pagecore's error names the argument, torch's error would list its backends.
@@ -67,4 +72,5 @@ paged_attention_lse = torch.ops.pagecore.paged_attention_lse.default
 paged_attention_out = torch.ops.pagecore.paged_attention_out.default
 merge_attention = torch.ops.pagecore.merge_attention.default
 seal_kv = torch.ops.pagecore.seal_kv.default
+unseal_kv = torch.ops.pagecore.unseal_kv.default
 copy_blocks = torch.ops.pagecore.copy_blocks.default

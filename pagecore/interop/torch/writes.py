@@ -84,11 +84,40 @@ def seal_kv(key_cache: torch.Tensor, value_cache: torch.Tensor, sealed: SealedBl
     PagecoreError
         As `pagecore.seal_kv`. Block 0 is the null block.
     """
-    if not isinstance(sealed, SealedBlocks):
-        raise UnsupportedOption(f"sealed is {shown(sealed)}; pass a SealedBlocks")
-    arrays = (key_cache, value_cache, *sealed[: len(SEALED_PLANES)], pairs)
+    arrays = (key_cache, value_cache, *_planes_of(sealed), pairs)
     check_arguments(*arrays, names=" ".join(("key_cache value_cache", *SEALED_PLANES, "pairs")))
     registration.seal_kv(*arrays)
+
+
+def unseal_kv(sealed: SealedBlocks, key_cache: torch.Tensor, value_cache: torch.Tensor, pairs: torch.Tensor) -> None:
+    """Write the numbers of sealed blocks to blocks of plain caches: `pagecore.unseal_kv` as a torch operator.
+
+    Parameters
+    ----------
+    sealed : SealedBlocks
+        Of tensors. All tensors are on one device, except that `pairs` may be on the host.
+    key_cache, value_cache : Tensor, [num_blocks, block_size, Hkv, D] and [num_blocks, block_size, Hkv, Dv]
+        Plain caches: float32, float16 or bfloat16. Mutated.
+    pairs : Tensor, integers [n, 2]
+        (sealed block, block of the plain caches).
+
+    Raises
+    ------
+    UnsupportedDtype
+        An array is not a torch tensor.
+    PagecoreError
+        As `pagecore.unseal_kv`. Block 0 is the null block.
+    """
+    arrays = (*_planes_of(sealed), key_cache, value_cache, pairs)
+    check_arguments(*arrays, names=" ".join((*SEALED_PLANES, "key_cache value_cache pairs")))
+    registration.unseal_kv(*arrays)
+
+
+def _planes_of(sealed: object) -> tuple[Any, ...]:
+    """Return codes and scales; raise UnsupportedOption unless `sealed` is a SealedBlocks."""
+    if not isinstance(sealed, SealedBlocks):
+        raise UnsupportedOption(f"sealed is {shown(sealed)}; pass a SealedBlocks")
+    return sealed[: len(SEALED_PLANES)]
 
 
 def copy_blocks(

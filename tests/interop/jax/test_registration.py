@@ -47,7 +47,7 @@ def test_a_jax_without_headers_is_checked_by_xla(jax, interop, monkeypatch, tmp_
         jax.ffi, "register_ffi_target", lambda name, capsule, platform: registered.update({name: platform})
     )
     registration.register()
-    targets = ("paged_attention", "write_kv", "seal_kv", "addresses")
+    targets = ("paged_attention", "write_kv", "seal_kv", "unseal_kv", "addresses")
     assert registered == {f"pagecore_{target}": "cpu" for target in targets}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagecore import AttentionSpec, PagedKVCache, SealedBlocks, seal_kv
+from pagecore import AttentionSpec, PagedKVCache, SealedBlocks, seal_kv, unseal_kv
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from tests.interop.jax.on_jax import laid_out, same
 from tests.ops.cases import Shape
@@ -58,6 +58,26 @@ def test_sealed_bytes_are_those_of_pagecore_and_are_written_in_place(jax, intero
     assert made.block_table is None
 
 
+@LAYOUTS
+def test_restored_numbers_are_those_of_pagecore_and_are_written_in_place(jax, interop, layout):
+    arrays, sealed = caches()
+    seal_kv(*arrays, sealed, PAIRS)
+    back = [(5, 2), (2, 3)]
+
+    @interop.jit(caches=("key", "value"))
+    def call(key: Any, value: Any, planes: Any) -> Any:
+        return interop.unseal_kv(planes, key, value, back, layout=layout)
+
+    given = [jax.numpy.array(laid_out(np.full_like(each, np.nan), layout), copy=True) for each in arrays]
+    places = [each.unsafe_buffer_pointer() for each in given]
+    made = call(*given, on_jax(jax, sealed))
+    assert [each.unsafe_buffer_pointer() for each in made] == places
+    expected = [np.full_like(each, np.nan) for each in arrays]
+    unseal_kv(sealed, *expected, back)
+    assert same(made, [laid_out(each, layout) for each in expected])
+    assert np.isfinite(expected[0][2:]).all()
+
+
 def test_a_layer_of_stacked_arrays(jax, interop):
     arrays, poisoned = caches()
     stacks = [jax.numpy.stack([each, each + 1]) for each in arrays]
@@ -69,14 +89,19 @@ def test_a_layer_of_stacked_arrays(jax, interop):
         made = interop.seal_kv(*stacks, sealed, PAIRS, layer=layer)
         read = made._replace(block_table=table, lens=lens)
         query = jax.numpy.ones((2, 4, 16))
-        return made, interop.paged_attention(query, *stacks, np.ones((2, 3), np.int32), np.array([5, 40]), sealed=read,
-                                             layer=layer)  # fmt: skip
+        out = interop.paged_attention(query, *stacks, np.ones((2, 3), np.int32), np.array([5, 40]), sealed=read,
+                                      layer=layer)  # fmt: skip
+        return made, out, interop.unseal_kv(made, *stacks, PAIRS[:, ::-1], layer=layer, copy=None)
 
-    made, out = call(sealed, 1)
+    made, out, restored = call(sealed, 1)
     seal_kv(*(each + 1 for each in arrays), poisoned, PAIRS)
     for plane, expected in zip(made[:4], poisoned[:4], strict=True):
         assert np.asarray(plane[1]).tobytes() == expected.tobytes()
         assert not np.isfinite(np.asarray(plane[0], np.float32)).any() or (np.asarray(plane[0]) == -1).all()
+    expected = [np.array(each + 1) for each in arrays]
+    unseal_kv(poisoned, *expected, PAIRS[:, ::-1])
+    assert all((np.asarray(side[0]) == each).all() for side, each in zip(restored, arrays, strict=True))
+    assert same([side[1] for side in restored], expected)
     alone = interop.paged_attention(
         np.ones((2, 4, 16), np.float32), *(jax.numpy.asarray(each + 1) for each in arrays), np.ones((2, 3), np.int32),
         np.array([5, 40]), sealed=on_jax(jax, poisoned)._replace(block_table=table, lens=lens),
@@ -138,6 +163,15 @@ def test_refusals(jax, interop):
     for pairs in ([(0, 1)], [(1, 6)], [(1, 2), (3, 2)]):
         with pytest.raises(jax.errors.JaxRuntimeError, match="InvalidBlock"):
             jax.block_until_ready(interop.seal_kv(key, value, sealed, pairs, copy=None))
+    for pairs in ([(0, 1)], [(1, 4)], [(1, 2), (3, 2)]):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="InvalidBlock"):
+            jax.block_until_ready(interop.unseal_kv(sealed, key, value, pairs, copy=None))
+    with pytest.raises(ShapeError, match=r"pairs has shape .*sealed block, block of the plain caches"):
+        interop.unseal_kv(sealed, key, value, PAIRS[:, :1], copy=None)
+    with pytest.raises(UnsupportedOption, match=r"key_cache is not an argument .* donate it"):
+        interop.unseal_kv(sealed, key, value, PAIRS)
+    with pytest.raises(UnsupportedOption, match=r"copy is True; .* copy the caches"):
+        interop.unseal_kv(sealed, key, value, PAIRS, copy=True)
     with pytest.raises(UnsupportedOption, match="no block_table or no lens"):
         interop.paged_attention(np.ones((1, 4, 16), np.float32), key, value, [[1]], [5], sealed=sealed)
     whole = sealed._replace(block_table=[[1]], lens=[8])
