@@ -98,7 +98,7 @@ def build_parts(
     ops = _ops_of(placed, device)
     cross = _cross_parts(groups, blocks, block_size, max_sequences, device)
     cached = str(eviction_policy) if prefix_cache else None
-    states = None if keeping is None else keeping.table(tables, state_slots)
+    states = None if keeping is None else keeping.table(tables, state_slots, _residual_of(groups))
     attended = [group.attended for group in own]
     seals = _seals_of(placed, groups, tables, store, staging)
     state = CacheState(tables, attended, cached, clock, lifecycle.remove, scrub, recompute_last, states, seals)
@@ -211,10 +211,14 @@ def _seals_of(
     pairs = list(sealed_groups(layers).items())
     if not pairs:
         return None
-    residual = max(group.attended.window or 0 for group in groups if group.is_tail) - 1
     stream, is_captured = partial(_stream_of, staging), partial(_is_captured, staging)
     sealer = Sealer(store, groups, pairs, stream, is_captured) if store.pools else None
-    return Seals(tables, pairs, residual, sealer)
+    return Seals(tables, pairs, _residual_of(groups), sealer)
+
+
+def _residual_of(groups: list[Group]) -> int:
+    """Return the newest tokens that commits leave unsealed; 0 without sealed blocks."""
+    return max((group.attended.window or 0 for group in groups if group.is_tail), default=1) - 1
 
 
 def _stream_of(staging: Staging | None) -> int | None:

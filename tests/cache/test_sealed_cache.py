@@ -13,7 +13,6 @@ from pagecore import (
     PagedCacheConfig,
     PagedKVCache,
     ShapeError,
-    StateSpec,
     StaticKVCache,
     SwapSpace,
     TensorParallel,
@@ -23,8 +22,6 @@ from pagecore import (
 )
 from pagecore.cache.memory import sealer
 from pagecore.serving import plan_memory
-from pagecore.tiers.handover.geometry import check_served
-from tests.cache.hybrid_models import CONV
 from tests.cache.sealing import as_read, sealed_after
 from tests.cache.swaps import poison
 from tests.ops import kivi_twin
@@ -447,15 +444,11 @@ def test_caches_that_cannot_be_served_are_refused():
     other = AttentionSpec(1, 64, format="kivi4", residual=64)
     with pytest.raises(UnsupportedOption, match="residuals 40, 64"):
         PagedKVCache([SPEC, other], block_size=BLOCK, num_blocks=9)
-    with pytest.raises(UnsupportedOption, match="keep states"):
-        PagedKVCache([SPEC, StateSpec((CONV,))], block_size=BLOCK, num_blocks=9, num_states=4)
     with pytest.raises(UnsupportedOption, match="StaticKVCache does not have"):
         StaticKVCache(SPEC, max_length=64)
     with pytest.raises(UnsupportedOption, match="an encoder's output never grows"):
         CrossSpec(2, 64, format="kivi2")
     cache = PagedKVCache(SPEC, block_size=BLOCK, num_blocks=9)
-    with pytest.raises(UnsupportedOption, match="which a hand-over does not move"):
-        check_served(cache._parts)
     sequence = cache.add_sequence(range(64))
     cache.commit(cache.prepare([sequence], 64))
     with pytest.raises(UnsupportedOption, match="sealed blocks, whose tokens cannot move"):

@@ -6,8 +6,10 @@ Key and value of a token are computed from all ids before it, so that reusing a 
 import numpy as np
 import pytest
 
-from pagecore import AttentionSpec, PagedKVCache, SwapSpace, UnsupportedOption
+from pagecore import AttentionSpec, PagedKVCache, StateSpec, SwapSpace, UnsupportedOption
+from tests.cache.hybrid_models import around
 from tests.cache.sealing import as_read, sealed_after
+from tests.cache.state_rules import StateRules
 from tests.cache.swaps import poison
 from tests.cache.test_prefix_machine import Twin
 from tests.cache.tree_rules import DraftTree, segments
@@ -33,6 +35,11 @@ MODELS = {
     "two layers and a plain one": ([sealed(16), FULL, sealed(16)], [8, 8, 6]),
     "two groups": ([sealed(7), sealed(7, 2, (32, 16), format="kivi4")], [9, 8, 6, 7]),
     "a window": ([WINDOWED, sealed(9)], [7, 9, 6]),
+    "states": (around(sealed(20)), [9, 7]),
+    "states, no residual": (around(sealed(0), in_place=False), [9, 5]),
+    "drafts": (around(sealed(7), FULL, draft_tokens=4, chunk=8), [9, 9, 6]),
+    "drafts, a window, ping-pong": (around(WINDOWED, sealed(9), draft_tokens=3, in_place=False), [7, 9, 6]),
+    "int8, a window": (around(WINDOWED, sealed(5), checkpoint_format="int8"), [7, 9, 6]),
 }
 
 
@@ -51,15 +58,18 @@ class SealedTwin(Twin):
         return twin
 
 
-class Walk:
+class Walk(StateRules):
     """A cache, the models of its sequences, and one method for each operation."""
 
     def __init__(self, model, seed, scrub):
         self.layers, blocks = MODELS[model]
         sizes = {"block_size": BLOCK, "num_blocks": blocks, "max_sequences": 5, "max_tokens_per_sequence": 112}
-        self.cache = self.make_cache(self.layers, scrub=scrub, **sizes)
-        self.residual = next(spec.sealing.residual for spec in self.layers if spec.sealing is not None)
-        self.space = SwapSpace(self.cache, num_blocks=9)
+        self.rules = next((spec for spec in self.layers if isinstance(spec, StateSpec)), None)
+        slots = {} if self.rules is None else {"num_states": 9 + 2 * self.rules.draft_tokens}
+        self.cache = self.make_cache(self.layers, scrub=scrub, **sizes, **slots)
+        self.attending = [spec for spec in self.layers if not isinstance(spec, StateSpec)]
+        self.residual = next(spec.sealing.residual for spec in self.attending if spec.sealing is not None)
+        self.space = SwapSpace(self.cache, num_blocks=9, **({"num_states": 6} if slots else {}))
         self.random = np.random.default_rng(seed)
         self.twins = {}
 
@@ -76,6 +86,8 @@ class Walk:
     def poison(self):
         if not self.cache.scrub:
             poison(self.cache, np.nan)
+            if self.rules is not None:
+                self.poison_states()
 
     # -- operations ----------------------------------------------------------------------------------------------
 
@@ -115,12 +127,15 @@ class Walk:
         batch = self.prepared(sequences, counts)
         if batch is None:
             return
+        before = None if self.rules is None else self.rests(sequences)
         if self.random.random() < 0.1:
             self.cache.abandon(batch)
+            if before is not None:
+                self.go_back(sequences, counts, before)
             return
-        self.forward(batch, segments(twins, counts))
+        self.forward(batch, sequences, segments(twins, counts))
         rejects = self.random.random() < 0.2
-        accepted = [int(self.random.integers(0, count + 1)) for count in counts] if rejects else counts
+        accepted = [int(self.random.integers(self.least(n), n + 1)) for n in counts] if rejects else counts
         is_late = self.random.random() < 0.3
         if not is_late:
             self.learn(sequences, accepted)
@@ -137,15 +152,19 @@ class Walk:
             return
         (sequence,) = self.pick(self.resident())
         twin = self.twins[sequence]
-        parents = [int(self.random.integers(-1, at)) for at in range(int(self.random.integers(1, 6)))]
+        has_one_root = self.rules is not None and self.rules.in_place
+        most = 5 if self.rules is None else 1 + self.rules.draft_tokens
+        parents = [int(self.random.integers(-1, at)) for at in range(int(self.random.integers(1, most + 1)))]
+        if has_one_root:
+            parents[1:] = [max(0, parent) for parent in parents[1:]]
         if twin.known > twin.computed:
             return
         batch = self.prepared([sequence], [len(parents)], parents=[parents])
         if batch is None:
             return
         tree = DraftTree.of(twin, parents, [int(each) for each in self.random.integers(0, 2, len(parents))])
-        self.forward(batch, segments([twin], [len(parents)], [tree]))
-        end = int(self.random.integers(-1, len(parents)))
+        self.forward(batch, [sequence], segments([twin], [len(parents)], [tree]), [tree])
+        end = int(self.random.integers(0 if has_one_root else -1, len(parents)))
         path = [] if end < 0 else ancestors(parents, end)
         self.cache.commit(batch, accepted_path=[path])
         moves = bool(path) and path[-1] >= len(path)
@@ -156,9 +175,27 @@ class Walk:
         twin.sealed = sealed_after(length, twin.sealed, self.residual, BLOCK)
         self.learn([sequence], [0])
 
-    def forward(self, batch, chains):
+    def least(self, count):
+        return 0 if self.rules is None else self.least_accepted(count)
+
+    def go_back(self, sequences, counts, before):
+        """Let the twins of an abandoned step return to their states, as the cache has done."""
+        for sequence, count, (checkpoint, resting) in zip(sequences, counts, before, strict=True):
+            twin = self.twins[sequence]
+            if self.rules.in_place and count and not resting:
+                reached = 0 if checkpoint is None else checkpoint[1]
+                assert sequence.num_computed_tokens in ({0, reached} if WINDOWED in self.layers else {reached})
+                twin.computed = sequence.num_computed_tokens
+                twin.sealed = min(twin.sealed, twin.computed)
+
+    def forward(self, batch, sequences, chains, trees=None):
         """Write and attend at every layer, and compare with float64 over what the cache holds."""
+        if self.rules is not None:
+            counts = [n for _, _, n in chains] if trees is None else [len(tree.ids) for tree in trees]
+            self.write_states(batch, sequences, counts, trees)
         for layer, spec in enumerate(self.layers):
+            if isinstance(spec, StateSpec):
+                continue
             new = [twin.stored(layer, spec, start, start + n) for twin, start, n in chains]
             key, value = (np.concatenate(sides) for sides in zip(*new, strict=True))
             query = self.random.normal(size=(len(key), spec.num_query_heads, spec.head_dim)).astype(np.float32)
@@ -190,13 +227,16 @@ class Walk:
         length = int(
             self.random.choice([twin.length, max(0, twin.length - 5), twin.length // 32 * 16, twin.length // 2])
         )
-        is_inside = min(length, twin.computed) < twin.sealed and min(length, twin.computed) % BLOCK > 0
+        left = min(length, twin.computed)
+        is_refused = left < twin.sealed and left % BLOCK > 0
+        if self.rules is not None:
+            is_refused = is_refused or self.states.resume_length(sequence.row, left) != left
         try:
             self.cache.truncate(sequence, length)
         except UnsupportedOption:
-            assert is_inside or WINDOWED in self.layers
+            assert is_refused or WINDOWED in self.layers
             return
-        assert not is_inside
+        assert not is_refused
         twin.cut(length)
         twin.ids = [*twin.ids[: twin.length], int(self.random.integers(3, 5))]
 
@@ -241,8 +281,10 @@ class Walk:
             assert sequence.tokens.tolist() == twin.ids[: twin.known]
             assert (sequence.num_computed_tokens, sequence.num_sealed_tokens) == (twin.computed, twin.sealed)
             if not sequence.is_swapped:
-                tail = self.cache.group_of(next(i for i, spec in enumerate(self.layers) if spec.sealing is not None))
+                tail = self.cache.group_of(next(i for i, each in enumerate(self.layers) if is_sealed(each)))
                 assert self.cache.held_from(sequence, tail) == twin.sealed
+                if self.rules is not None:
+                    self.check_states(sequence, twin)
 
     def end(self):
         for sequence in self.twins:
@@ -250,6 +292,12 @@ class Walk:
         self.cache.clear_prefix_cache()
         stats = self.cache.stats()
         assert stats.num_free_blocks == stats.num_blocks
+        if self.rules is not None:
+            assert self.states.slots.num_used == self.states.checkpoints.num_used == 0
+
+
+def is_sealed(spec):
+    return getattr(spec, "sealing", None) is not None
 
 
 WEIGHTS = {"add": 3, "step": 12, "verify": 1, "truncate": 2, "fork": 1, "reorder": 1, "swap_out": 1, "swap_in": 2}

@@ -163,10 +163,30 @@ def test_checkpoint_lengths_equal_those_of_the_twin():
     for _ in range(300):
         chunk, block, drafts = (int(n) for n in random.integers((1, 1, 0), (9, 9, 4)))
         interval = chunk * int(random.integers(1, 4))
-        made = Made(block_size=block, drafts=drafts, chunk=chunk, interval=interval, max_sequences=1)
+        delay = int(random.choice([0, random.integers(1, 30)]))
+        made = Made(block_size=block, drafts=drafts, chunk=chunk, interval=interval, delay=delay, max_sequences=1)
         before, count, shared = (int(n) for n in random.integers(0, 60, 3))
-        expected = checkpoint_length(before, count, chunk, interval, block, drafts, shared)
+        expected = checkpoint_length(before, count, chunk, interval, block, drafts, shared, delay)
         assert made.states.checkpoint_length(before, count, shared) == expected
+
+
+@pytest.mark.parametrize("sizes", [[1], [4, 8], [4, 8, 40]])
+def test_checkpoints_with_a_delay_last_until_a_prefix_can_take_them(sizes):
+    """Each is the newest of its row until `delay` more tokens are computed, or until a later one is taken at once."""
+    random = np.random.default_rng(0)
+    made = Made(block_size=4, chunk=4, interval=8, delay=13, num_blocks=513)
+    row, kept, taken = made.states.add(), None, []
+    while made.states.length(row) < 240:
+        made.compute(row, min(int(random.choice(sizes)), 240 - made.states.length(row)))
+        checkpoint = made.states.checkpoint(row)
+        if checkpoint is not None:
+            length = checkpoint[1]
+            is_taken = made.states.length(row) - length >= 13
+            assert is_taken or kept in (None, length, *taken)
+            kept = length
+            if is_taken and length not in taken:
+                taken.append(length)
+    assert len(taken) >= 240 // 64
 
 
 def test_worked_example_d7_slots_are_allocated_in_order_and_run_out():

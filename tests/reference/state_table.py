@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,15 +47,21 @@ class State:
 
 
 def checkpoint_length(
-    before: int, count: int, chunk: int, interval: int, block: int, drafts: int, branch: int = 0
+    before: int, count: int, chunk: int, interval: int, block: int, drafts: int, branch: int = 0, delay: int = 0
 ) -> int:
     """Return the length at which a step keeps a checkpoint, by trying every length."""
+    grid = math.lcm(chunk, interval, block)
+    if delay:
+        grid = next(n for n in itertools.count(grid, grid) if n > delay + drafts)
     if count <= 1 + drafts:
-        grid = math.lcm(chunk, interval, block)
-        lengths = [n for n in range(before + 1, before + count + 1) if n % grid == 0]
-    else:
-        lengths = [n for n in range(before + chunk, before + count + 1, chunk) if n % block == 0]
-        lengths = [n for n in lengths if n <= branch] or lengths
+        return max((n for n in range(before + 1, before + count + 1) if n % grid == 0), default=0)
+    possible = [n for n in range(before + chunk, before + count + 1, chunk) if n % block == 0]
+    lengths = [n for n in possible if n <= before + count - delay]
+    lengths = [n for n in lengths if n <= branch] or lengths
+    if delay and not lengths:
+        wide = next(n for n in itertools.count(grid, grid) if n > 2 * delay + math.lcm(chunk, block))
+        last = (before + count) // wide * wide
+        lengths = [last] if last in possible or last == before + count else []
     return max(lengths, default=0)
 
 

@@ -169,11 +169,6 @@ def arrange(
         group = keys.index(key)
         placed.append(Layer(spec, group, counts[group], entry))
         counts[group] += 1
-    if num_states and any(sealing_of(spec) is not None for spec in specs):
-        raise UnsupportedOption(
-            "the layers have sealed blocks (format kivi2 or kivi4) and keep states; use another format, such as "
-            "'int4_token', for models with states"
-        )
     unsealed = _num_unsealed(specs)
     groups = [Group(spec, count, num_unsealed=unsealed) for spec, count in zip(specs, counts, strict=True)]
     return _in_order(placed, groups)

@@ -74,8 +74,8 @@ class StateLayers:
         """Slots that one sequence needs at once to compute any step, without a checkpoint."""
         return (1 if self.rules.in_place else 2) + self.rules.draft_tokens
 
-    def table(self, tables: BlockTables, sizes: StateSizes) -> StateTable:
-        """Return the state table of a cache with these layers."""
+    def table(self, tables: BlockTables, sizes: StateSizes, delay: int = 0) -> StateTable:
+        """Return the state table of a cache with these layers, whose newest `delay` tokens no prefix has."""
         rules = self.rules
         return StateTable(
             tables,
@@ -85,6 +85,7 @@ class StateLayers:
             in_place=rules.in_place,
             draft_tokens=rules.draft_tokens,
             num_checkpoints=sizes.num_checkpoints if self.quantises else None,
+            delay=delay,
         )
 
 

@@ -12,6 +12,7 @@ P3: In a cache with states, a row may hold blocks past the sequence's computed t
     past the state. `published` counts them, unless the cache has windows: what a row keeps of those begins before the
     state, and the receipt ends there. The receipt `ahead` then covers the blocks that are shared past it, until the
     sequence has published its own: those of groups without a window, and of windows that reach back to the state.
+    Where prefixes are sealed blocks, rows share none past the state.
 P4: The first `published` blocks of a sequence are those of its receipt's path, token by token. The path is one block
     longer if the sequence was truncated inside a block; it shares that block with the tree until it writes to it.
 
@@ -111,7 +112,7 @@ cdef class PrefixCache:
         self.now = -INFINITY
         self.num_full = len(full)
         self.num_lanes = len(attended)
-        self.shares_ahead = states is not None and len(full) > 0 and len(windowed) > 0
+        self.shares_ahead = states is not None and len(full) > 0 and len(windowed) > 0 and not publishes_sealed
         self.components.resize(self.num_lanes)
         self.lane_of.resize(self.num_lanes)
         self.pools = []
@@ -167,6 +168,10 @@ cdef class PrefixCache:
             hit = found.shared_blocks if self.states is None else found.full_blocks
             if hit > 0:
                 found[0] = self.tree.native.match(query, hit - 1)
+        if self.publishes_sealed:
+            # Tokens past a state are computed again, and written to a tail: the row needs blocks of its own for them.
+            found.shared_blocks, found.shared_node, found.shared_offset = found.blocks, found.node, found.offset
+            found.ahead = 0
         return 0
 
     cdef Query query_of(self, Sequence sequence, int32_t num_blocks) noexcept:

@@ -335,6 +335,8 @@ cdef int forget_unreachable(StepRecord step, Py_ssize_t live) except -1:
     cdef Int32s blocks
     cdef size_t index
     for keys in step.state.kept:
+        if keys.is_tail:  # a row that returns to a checkpoint has sealed blocks up to there, or no sealed ones after it
+            continue
         for k in range(live):
             length = step.state.states.checkpoint_length_raw(step.live_rows[k])
             if length == 0:
@@ -359,6 +361,7 @@ cdef int return_sequences(StepRecord step) except -1:
             continue
         sequence = <Sequence>step.plan.sequences[i]
         sequence.computed = step.lengths[k]
+        sequence.sealed = min(sequence.sealed, sequence.computed)  # checkpoints are at the ends of blocks
         sequence.cached = min(sequence.cached, sequence.computed)
         if step.state.prefix is not None:
             step.state.prefix.truncate(sequence, sequence.computed)

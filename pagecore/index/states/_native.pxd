@@ -43,6 +43,7 @@ cdef extern from "pagecore/index/states/state_table.hpp" namespace "pagecore" no
         int64_t block_size
         int64_t draft_tokens
         bint in_place
+        int64_t delay
 
     cdef cppclass NativeStateTable "pagecore::StateTable":
         NativeStateTable(

@@ -6,6 +6,11 @@
 //             that end instead, because other sequences branch off there
 //   decode    multiples of lcm(chunk, block size, interval)
 //
+// With a `delay`, the prefix tree takes a checkpoint once `delay` more tokens are computed. A row keeps its newest
+// checkpoint alone, so that the grid is coarser: a prefill keeps its checkpoint that much before its end, and a decode
+// step at multiples that are further apart than the delay. A prefill that ends before that keeps one at still wider
+// distances, because each may compute up to `delay` tokens and the grid's step.
+//
 // A step of at most 1 + draft_tokens tokens is a decode step.
 #pragma once
 
@@ -20,15 +25,20 @@ namespace pagecore {
 
 class StateGrid {
  public:
-  StateGrid(int64_t chunk, int64_t interval, int64_t block_size, int64_t draft_tokens)
+  StateGrid(int64_t chunk, int64_t interval, int64_t block_size, int64_t draft_tokens, int64_t delay = 0)
       : chunk_(checked("chunk", chunk, 1)),
         block_(checked("the least common multiple of the block sizes", block_size, 1)),
-        drafts_(checked("draft_tokens", draft_tokens, 0)) {
+        drafts_(checked("draft_tokens", draft_tokens, 0)),
+        delay_(checked("delay", delay, 0)) {
     PC_EXPECTS(drafts_ <= kMaxDrafts, ShapeError, "draft_tokens is ", draft_tokens, "; use at most ", kMaxDrafts);
     PC_EXPECTS(checked("interval", interval, 1) % chunk == 0, ShapeError, "interval is ", interval,
                ", which is not a multiple of the chunk of ", chunk, " tokens; use a multiple");
     decode_ = std::lcm(block_, interval);  // the interval is a multiple of the chunk
+    if (delay_ > 0) decode_ = past(delay_ + drafts_);
     if (decode_ <= kMaxSize) decode_size_ = Divider(static_cast<TokenCount>(decode_));
+    const int64_t wide = past(2 * delay_ + std::lcm(chunk_, block_));
+    if (wide <= kMaxSize) wide_size_ = Divider(static_cast<TokenCount>(wide));
+    has_wide_ = delay_ > 0 && wide <= kMaxSize;
   }
 
   [[nodiscard]] int32_t draft_tokens() const { return static_cast<int32_t>(drafts_); }
@@ -38,14 +48,18 @@ class StateGrid {
   // `branch` tokens.
   [[nodiscard]] TokenCount checkpoint(TokenCount before, TokenCount count, TokenCount branch) const {
     if (is_decode(count)) return in_decode(before, count);
-    const TokenCount shared = branch > before ? in_prefill(before, std::min(count, branch - before)) : 0;
-    return shared > 0 ? shared : in_prefill(before, count);
+    const auto whole = static_cast<TokenCount>(std::max<int64_t>(count - delay_, 0));
+    const TokenCount shared = branch > before ? in_prefill(before, std::min(whole, branch - before)) : 0;
+    const TokenCount kept = shared > 0 ? shared : in_prefill(before, whole);
+    if (kept > 0 || !has_wide_) return kept;
+    const TokenCount last = last_multiple(wide_size_, before, count);
+    // The kernel also has the state after its last token.
+    return (last - before) % chunk_ == 0 || last == before + count ? last : 0;
   }
   // The checkpoint of a decode step of which `accepted` tokens stay; 0 for none.
   [[nodiscard]] TokenCount in_decode(TokenCount before, TokenCount accepted) const {
     if (decode_ > kMaxSize) return 0;
-    const TokenCount size = decode_size_.divisor(), last = decode_size_.floor(before + accepted) * size;
-    return last > before ? last : 0;
+    return last_multiple(decode_size_, before, accepted);
   }
 
  private:
@@ -55,6 +69,14 @@ class StateGrid {
   static int64_t checked(const char* name, int64_t value, int64_t least) {
     PC_EXPECTS(value >= least && value <= kMaxSize, ShapeError, name, " is ", value, "; use ", least, " to ", kMaxSize);
     return value;
+  }
+
+  // The least multiple of `decode_` that is greater than `distance`.
+  [[nodiscard]] int64_t past(int64_t distance) const { return (distance / decode_ + 1) * decode_; }
+
+  [[nodiscard]] static TokenCount last_multiple(const Divider& size, TokenCount before, TokenCount count) {
+    const TokenCount last = size.floor(before + count) * size.divisor();
+    return last > before ? last : 0;
   }
 
   [[nodiscard]] TokenCount in_prefill(TokenCount before, TokenCount count) const {
@@ -69,8 +91,11 @@ class StateGrid {
   int64_t chunk_;
   int64_t block_;
   int64_t drafts_;
+  int64_t delay_;
   int64_t decode_;
+  bool has_wide_ = false;
   Divider decode_size_{1};
+  Divider wide_size_{1};
 };
 
 }  // namespace pagecore

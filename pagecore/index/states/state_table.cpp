@@ -26,7 +26,7 @@ StateTable::StateTable(std::shared_ptr<BlockPool> slots, std::shared_ptr<BlockPo
       slots_(*owner_),
       checkpoints_(*owner_of_checkpoints_),
       pools_(*owner_, *owner_of_checkpoints_),
-      grid_(options.chunk, options.interval, options.block_size, options.draft_tokens),
+      grid_(options.chunk, options.interval, options.block_size, options.draft_tokens, options.delay),
       in_place_(options.in_place),
       max_sequences_(checked_rows(max_sequences)),
       rows_(static_cast<size_t>(max_sequences_)),

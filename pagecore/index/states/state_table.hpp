@@ -52,6 +52,7 @@ struct StateOptions {
   int64_t block_size;
   int64_t draft_tokens;
   bool in_place;
+  int64_t delay = 0;
 };
 
 class StateTable {

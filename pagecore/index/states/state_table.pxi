@@ -12,7 +12,8 @@ from pagecore.errors import InvalidSequence, UnsupportedDtype, UnsupportedOption
 
 
 cdef class StateTable(StateTableCore):
-    """StateTable(tables, num_slots, *, chunk=64, interval=256, in_place=True, draft_tokens=0, num_checkpoints=None)\n\
+    """StateTable(tables, num_slots, *, chunk=64, interval=256, in_place=True, draft_tokens=0, num_checkpoints=None, \
+delay=0)\n\
 --\n\n\
 Slots of a `StatePool` for the sequences of block tables.
 
@@ -40,6 +41,10 @@ Slots of a `StatePool` for the sequences of block tables.
     num_checkpoints : int, optional
         Slots of quantised checkpoints, including the null slot 0, such as those of a `CheckpointPool`. By default
         checkpoints have slots of running states.
+    delay : int
+        Tokens that must be computed after a checkpoint before a prefix cache can take it, because that has blocks of
+        older tokens only. Prefills then keep their checkpoints that much before their ends, and decode steps at
+        multiples that are further apart.
 
     Attributes
     ----------

@@ -25,7 +25,7 @@ cdef class StateTableCore:
 
     def __cinit__(
         self, tables, num_slots, *, chunk=64, interval=256, in_place=True, draft_tokens=0,
-        num_checkpoints=None
+        num_checkpoints=None, delay=0
     ):
         cdef shared_ptr[NativeBlockPool] none
         if in_place is not True and in_place is not False:
@@ -45,6 +45,7 @@ cdef class StateTableCore:
         options.block_size = as_int64(math.lcm(*tables.block_sizes), "block_size")
         options.draft_tokens = as_int64(draft_tokens, "draft_tokens")
         options.in_place = self.is_in_place
+        options.delay = as_int64(delay, "delay")
         self.native.reset(new NativeStateTable(
             self.slots.native, self.checkpoints.native if self.is_quantised() else none, options, tables.max_sequences
         ))
