@@ -4,9 +4,13 @@ import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, PagedKVCache, StateSpec, SwapSpace
+from pagecore.tiers.handover.exports import export_sequence
+from pagecore.tiers.handover.imports import import_sequence
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.manager.tiers import Tiers
 from tests.cache.hybrids import PLANE, compute, table, temporal
+from tests.tiers.handover.conftest import pair_of
+from tests.tiers.handover.pairs import assert_same, content, fill
 
 BLOCK, RESIDUAL = 32, 40
 SPEC = AttentionSpec(2, 64, 32, dtype="float32", num_query_heads=4, format="kivi4", residual=RESIDUAL)
@@ -135,3 +139,20 @@ def test_a_host_tier_returns_sealed_blocks_and_the_state_after_them():
         np.testing.assert_array_equal(found, keys)
         compute(cache, again, 50)
         tiers.check_invariants()
+
+
+def test_a_sequence_with_states_and_sealed_blocks_is_handed_over(tmp_path):
+    sender, receiver = make(), make()
+    fill(receiver, 2)
+    sequence = sender.add_sequence(range(200))
+    temporal(sender)[0] = temporal(sender, 3)[0] = 0
+    compute(sender, sequence, 150)
+    with pair_of("unix", tmp_path) as (exporter, importer):
+        manifest = export_sequence(sender, sequence, transport=exporter)
+        arrived = import_sequence(receiver, manifest, transport=importer)
+        assert exporter.drain(10)
+    assert (arrived.num_computed_tokens, arrived.num_sealed_tokens, receiver.checkpoint(arrived)[1]) == (150, 96, 96)
+    assert_same(content(sender, sequence), content(receiver, arrived))
+    temporal(receiver)[0] = temporal(receiver, 3)[0] = 0
+    compute(receiver, arrived, 20)
+    assert receiver.match_length(range(200)) == 96

@@ -26,9 +26,11 @@ QUANTISED = StateSpec(
     interval=16,
     checkpoint_format="int8",
 )
+SEALED = AttentionSpec(2, 16, dtype="float16", format="kivi2", group_size=16, block_size=16, residual=5)
 MODELS = {
     "window": [FULL, WINDOW],
     "int8": [AttentionSpec(2, 32, format="int8_token")],
+    "sealed": [SEALED, FULL],
     "latent": [LatentSpec(64, 16, scale=0.1, dtype="bfloat16")],
     "state": [FULL, STATE],
     "int8 state": [FULL, QUANTISED, QUANTISED],
@@ -116,6 +118,8 @@ def test_every_byte_arrives(cuda, sockets, monkeypatch, model, sides):
         options["num_states"] = 8
     if "alone" in model:
         options["num_blocks"] = None
+    if model == "sealed":
+        options["block_size"] = 16
     sender = make(layers, device=theirs, **options)
     receiver = make(layers, device=mine, layout="blockwise" if model == "window" else None, **options)
     fill_any(cuda, receiver, 2)
@@ -136,7 +140,9 @@ def test_every_byte_arrives(cuda, sockets, monkeypatch, model, sides):
     assert exporter.drain(10)
     sender.check_invariants()
     receiver.check_invariants()
-    assert receiver.match_length([*range(33), 5]) == (0 if digest else kept[1] if kept else 32)
+    assert receiver.match_length([*range(33), 5]) == (
+        0 if digest else kept[1] if kept else 16 if model == "sealed" else 32
+    )
 
 
 def fill_checkpoints(cuda, cache):

@@ -110,7 +110,13 @@ class StepMethods(PartsOwner):
         return take_step(self._parts.state, plan, None)
 
     def prepare_arrival(
-        self, sequence: Sequence, num_tokens: int, out: Batch | None = None, *, stream: object = None
+        self,
+        sequence: Sequence,
+        num_tokens: int,
+        out: Batch | None = None,
+        *,
+        num_sealed_tokens: int | None = None,
+        stream: object = None,
     ) -> Batch:
         """Prepare a step of one sequence whose next `num_tokens` tokens were computed elsewhere.
 
@@ -128,6 +134,11 @@ class StepMethods(PartsOwner):
             Idle, with known ids. Pass the tokens that follow its `num_computed_tokens`: it already has its cached
             prefix.
         num_tokens : int
+        num_sealed_tokens : int, optional
+            For layers with sealed blocks (format "kivi2" or "kivi4"): leading tokens of the sequence whose codes and
+            scales arrive instead, a multiple of the block size. Write those to `sealed_planes`, in the blocks of
+            ``batch.group(layer).sealed.block_table``; their slots in the tail are -1. By default all tokens arrive as
+            numbers, and commit seals them.
         out, stream
             As for `prepare`.
 
@@ -136,14 +147,20 @@ class StepMethods(PartsOwner):
         OutOfBlocks, InvalidSequence, ShapeError, UnsupportedOption, DeviceError
             As for `prepare`.
         """
-        plan = partial(ready, self._parts, [sequence], num_tokens, out, stream, True)
+        plan = partial(ready, self._parts, [sequence], num_tokens, out, stream, True, num_sealed=num_sealed_tokens)
         return take_step(self._parts.state, plan, partial(refusal, self._parts))
 
     def try_prepare_arrival(
-        self, sequence: Sequence, num_tokens: int, out: Batch | None = None, *, stream: object = None
+        self,
+        sequence: Sequence,
+        num_tokens: int,
+        out: Batch | None = None,
+        *,
+        num_sealed_tokens: int | None = None,
+        stream: object = None,
     ) -> Batch | None:
         """Call `prepare_arrival`; return None instead of raising `OutOfBlocks`."""
-        plan = partial(ready, self._parts, [sequence], num_tokens, out, stream, True)
+        plan = partial(ready, self._parts, [sequence], num_tokens, out, stream, True, num_sealed=num_sealed_tokens)
         return take_step(self._parts.state, plan, None)
 
     def commit(

@@ -103,14 +103,17 @@ cdef class CacheState:
             return first_kept(keys, sequence.computed)
         return sequence.sealed if keys.is_tail else first_kept(keys, sequence.sealed)
 
-    cdef int list_first_kept(self, int64_t length, vector[int32_t]& out) except -1:
+    cdef int list_first_kept(self, int64_t length, int32_t sealed, vector[int32_t]& out) except -1:
         cdef KeptKeys keys
+        cdef int64_t first
         out.assign(<size_t>self.tables.num_groups, 0)
         for keys in self.kept:
-            # An arrival has all blocks, of which those between sinks and window, and sealed ones, are released.
-            if keys.sinks > 0 or keys.is_tail:
+            # An arrival has all blocks, of which those between sinks and window are released, and those that its commit
+            # seals.
+            if keys.sinks > 0 or (keys.is_tail and sealed < 0):
                 continue
-            out[keys.group] = <int32_t>min(first_kept(keys, length) // self.block_size, INT32_MAX)
+            first = max(0, sealed) if keys.is_tail else first_kept(keys, length if sealed < 0 else sealed)
+            out[keys.group] = <int32_t>min(first // self.block_size, INT32_MAX)
         return 0
 
     cdef object new_name(self, object name):

@@ -49,6 +49,7 @@ cdef class StepPlan:
     cdef readonly int32_t num_sequences
     cdef readonly int64_t num_tokens
     cdef readonly bint is_arrival
+    cdef readonly int32_t arriving_sealed  # tokens that have sealed blocks after an arrival; -1 if its commit seals them
     cdef uint64_t num_fills
     # One entry for each sequence; the vectors may be longer.
     cdef vector[int32_t] rows
@@ -63,10 +64,12 @@ cdef class StepPlan:
     cdef int reserve(self, size_t num_sequences) except -1
     # Checks and stores the sequences of a step and their counts.
     cdef int fill(
-        self, list sequences, object counts, bint is_arrival, int64_t max_sequences, int64_t max_tokens
+        self, list sequences, object counts, bint is_arrival, object num_sealed, int64_t max_sequences,
+        int64_t max_tokens
     ) except -1
     # Checks the stored sequences again, after code of the caller may have run.
     cdef int recheck(self) except -1
+    cdef int32_t num_sealed(self) noexcept
     cdef int64_t convert(self, object counts, int32_t num_sequences) except -1
     cdef int list_rows(self) except -1
     # The sequences with new tokens that were truncated inside a block which they share with the tree.

@@ -1,6 +1,6 @@
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Listed
-from typing import Any, TypeVar, overload
+from typing import Any, SupportsIndex, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -31,11 +31,17 @@ class StepPlan:
     def num_tokens(self) -> int: ...
     @property
     def is_arrival(self) -> bool: ...
+    @property
+    def arriving_sealed(self) -> int: ...
     def has_room(self) -> bool: ...
     def num_cross_tokens(self) -> int: ...
 
 def plan_step(
-    state: CacheState, sequences: list[Sequence], counts: ArrayLike, is_arrival: bool = False
+    state: CacheState,
+    sequences: list[Sequence],
+    counts: ArrayLike,
+    is_arrival: bool = False,
+    num_sealed: SupportsIndex | None = None,
 ) -> StepPlan: ...
 def lacked(
     state: CacheState, sequences: list[Sequence], counts: ArrayLike, limits: list[int | None] | None = None
@@ -84,7 +90,13 @@ class StepRecord:
 _Copy = Callable[[tuple[NDArray[np.int32], ...], list[NDArray[np.int32]]], None]
 
 class Step(StepRecord):
-    def load(self, sequences: list[Sequence], counts: ArrayLike, is_arrival: bool = False) -> None: ...
+    def load(
+        self,
+        sequences: list[Sequence],
+        counts: ArrayLike,
+        is_arrival: bool = False,
+        num_sealed: SupportsIndex | None = None,
+    ) -> None: ...
     def take(self, plans: list[AttentionPlan], copy: _Copy) -> bool: ...
     def require_computed_here(self) -> None: ...
     def run(self, call: Callable[..., Any], *args: Any) -> Any: ...
@@ -103,7 +115,7 @@ class BatchTicket:
     def __init__(self, step: Step) -> None: ...
 
 _B = TypeVar("_B")
-_Load = tuple[list[Sequence], ArrayLike, bool] | None
+_Load = tuple[list[Sequence], ArrayLike, bool, SupportsIndex | None] | None
 _Ready = Callable[[], tuple[_B, Step, _Load, list[AttentionPlan], _Copy] | None]
 
 @overload

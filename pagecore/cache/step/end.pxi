@@ -220,6 +220,11 @@ cdef int seal_blocks(StepRecord step, bint has_paths) except -1:
     """
     cdef int32_t i
     cdef Seals seals = step.state.seals
+    if step.plan.arriving_sealed >= 0:  # its sealed blocks are written
+        step.sealed_pairs = None
+        if step.is_live(0):
+            step.sealed_to[0] = step.plan.num_sealed()
+        return 0
     if not set_reach(step, has_paths):
         return 0
     step.check_reachable()

@@ -13,7 +13,7 @@ from pagecore.index.tables._native cimport Int32s
 from pagecore.native.std cimport vector
 
 from pagecore.cache.sequences._sequences import as_list
-from pagecore.errors import InvalidSequence, ShapeError, UnsupportedDtype
+from pagecore.errors import InvalidSequence, ShapeError, UnsupportedDtype, UnsupportedOption
 
 
 cdef class StepPlan:
@@ -24,6 +24,8 @@ cdef class StepPlan:
     num_sequences, num_tokens : int
     is_arrival : bool
         The step is one sequence whose tokens were computed elsewhere.
+    arriving_sealed : int
+        Tokens of that sequence that are in sealed blocks after the step; -1 if its commit seals them.
     """
 
     def __cinit__(self, CacheState state not None):
@@ -40,10 +42,11 @@ cdef class StepPlan:
         return 0
 
     cdef int fill(
-        self, list sequences, object counts, bint is_arrival, int64_t max_sequences, int64_t max_tokens
+        self, list sequences, object counts, bint is_arrival, object num_sealed, int64_t max_sequences,
+        int64_t max_tokens
     ) except -1:
         cdef list checked
-        cdef int64_t num_tokens
+        cdef int64_t num_tokens, sealed = -1 if num_sealed is None else as_int64(num_sealed, "num_sealed_tokens")
         cdef uint64_t number
         cdef int32_t i
         if len(sequences) > max_sequences:
@@ -55,12 +58,15 @@ cdef class StepPlan:
         if num_tokens > max_tokens:
             raise ShapeError(f"the step has {num_tokens} tokens; the batch has room for {max_tokens}")
         checked = require_each(self.state, sequences, True)
+        if num_sealed is not None:
+            check_sealed(self.state, <Sequence>checked[0], num_tokens, sealed)
         if self.num_fills != number:
             raise InvalidSequence("converting the counts prepared the same batch; pass plain integers as counts")
         self.sequences = checked
         self.num_sequences = <int32_t>len(checked)
         self.num_tokens = num_tokens
         self.is_arrival = is_arrival
+        self.arriving_sealed = <int32_t>sealed
         for i in range(self.num_sequences):
             self.counts[i] = self.converted[i]
         return self.list_rows()
@@ -76,9 +82,13 @@ cdef class StepPlan:
         self.first_blocks.clear()
         if self.is_arrival:
             self.state.list_first_kept(
-                <int64_t>(<Sequence>self.sequences[0]).computed + self.counts[0], self.first_blocks
+                <int64_t>(<Sequence>self.sequences[0]).computed + self.counts[0], self.num_sealed(), self.first_blocks
             )
         return 0
+
+    cdef int32_t num_sealed(self) noexcept:
+        """Return the tokens in sealed blocks after an arrival; -1 if its commit seals them."""
+        return -1 if self.arriving_sealed < 0 else max(self.arriving_sealed, (<Sequence>self.sequences[0]).sealed)
 
     cdef int64_t convert(self, object counts, int32_t num_sequences) except -1:
         """Convert the counts, an int for all sequences or one for each; return their sum."""
@@ -232,16 +242,35 @@ cdef int check_size(Py_ssize_t size, int32_t num_sequences) except -1:
     return 0
 
 
+cdef int check_sealed(CacheState state, Sequence sequence, int64_t count, int64_t sealed) except -1:
+    """Raise an error unless `sealed` tokens of a sequence can arrive in sealed blocks."""
+    if state.seals is None:
+        raise UnsupportedOption(
+            "num_sealed_tokens is given, but no layer has sealed blocks (format kivi2 or kivi4); leave it out"
+        )
+    if not 0 <= sealed <= sequence.computed + count or sealed % state.block_size:
+        raise ShapeError(
+            f"num_sealed_tokens is {sealed}; with {sequence.computed} computed tokens and {count} that arrive it must "
+            f"be a multiple of block_size, {state.block_size}, up to {sequence.computed + count}"
+        )
+    if sealed > sequence.sealed and sequence.computed > sequence.sealed:
+        raise UnsupportedOption(
+            f"num_sealed_tokens is {sealed}, but sequence {sequence.id!r} has {sequence.computed} computed tokens, of "
+            f"which {sequence.sealed} are sealed; sealed blocks can only follow sealed blocks: add the sequence again"
+        )
+    return 0
+
+
 cdef int32_t checked_count(int64_t count) except -1:
     if not 0 <= count <= INT32_MAX:
         raise ShapeError(f"a count is {count}; counts are 0 to {INT32_MAX}")
     return <int32_t>count
 
 
-def plan_step(CacheState state not None, list sequences not None, counts, bint is_arrival=False):
+def plan_step(CacheState state not None, list sequences not None, counts, bint is_arrival=False, num_sealed=None):
     """Return the plan of a step of any size; call it under the lock of the cache."""
     cdef StepPlan plan = StepPlan(state)
-    plan.fill(sequences, counts, is_arrival, INT32_MAX, INT32_MAX)
+    plan.fill(sequences, counts, is_arrival, num_sealed, INT32_MAX, INT32_MAX)
     return plan
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Listed
 from functools import partial
+from typing import SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,7 +28,7 @@ from pagecore.storage.checks import shown
 
 Pairs = NDArray[np.int32]
 NO_PAIRS: Pairs = np.zeros((0, 2), np.int32)
-Load = tuple[list[Sequence], ArrayLike, bool]
+Load = tuple[list[Sequence], ArrayLike, bool, SupportsIndex | None]
 Ready = tuple[Batch, Step, Load | None, list[AttentionPlan], Callable[[tuple[Pairs, ...], list[Pairs]], None]]
 
 
@@ -40,6 +41,7 @@ def ready(
     is_arrival: bool = False,
     parents: Listed[ArrayLike | None] | None = None,
     draft_ids: Listed[ArrayLike | None] | None = None,
+    num_sealed: SupportsIndex | None = None,
 ) -> Ready | None:
     """Return the batch of a step and the other arguments of `take_step`; None if blocks are short.
 
@@ -60,14 +62,14 @@ def ready(
     ids = None if draft_ids is None else DraftIds(draft_ids)
     load: Load | None = None
     if out is None:
-        plan = plan_step(parts.state, listed, counts, is_arrival)
+        plan = plan_step(parts.state, listed, counts, is_arrival, num_sealed)
         if plan.num_tokens > parts.num_slots and not plan.has_room():
             return None
         sizes = max(1, plan.num_sequences), max(1, plan.num_tokens), plan.num_cross_tokens()
         words = 0 if tree is None else tree.num_words(plan)
         batch = new_batch(parts, *sizes, handle, plan, words)
     else:
-        batch, load = own_batch(parts.state, out), (listed, counts, is_arrival)
+        batch, load = own_batch(parts.state, out), (listed, counts, is_arrival, num_sealed)
     batch._step.offered = tree
     batch._step.offered_ids = ids
     # An arrival does not attend.

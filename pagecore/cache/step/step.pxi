@@ -19,15 +19,15 @@ cdef class Step(StepRecord):
     `load` and `take` are called under the lock of the cache; `commit`, `abandon` and `run` take it.
     """
 
-    def load(self, list sequences not None, counts, bint is_arrival=False):
+    def load(self, list sequences not None, counts, bint is_arrival=False, num_sealed=None):
         """Check and store the sequences of a step and their counts (an int for all, or one for each).
 
-        An arrival is a step of one sequence whose tokens were computed elsewhere.
+        An arrival is a step of one sequence whose tokens were computed elsewhere, `num_sealed` of them in sealed blocks.
         """
         cdef int32_t i
         if self.in_flight:
             raise InvalidSequence("the batch has a step in flight; commit or abandon it before preparing another")
-        self.plan.fill(sequences, counts, is_arrival, self.buffers.max_sequences, self.buffers.max_tokens)
+        self.plan.fill(sequences, counts, is_arrival, num_sealed, self.buffers.max_sequences, self.buffers.max_tokens)
         for i in range(<int32_t>self.copies.size()):
             self.copies[i].clear()
 

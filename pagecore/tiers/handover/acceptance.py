@@ -97,6 +97,20 @@ def encoder_tokens(manifests: list[Manifest]) -> tuple[int | None, bool]:
     return found.pop() if found else (None, False)
 
 
+def sealed_tokens(manifests: list[Manifest]) -> int:
+    """Return the tokens of a sequence in sealed blocks; 0 if no exporter has such layers.
+
+    Stages without them count none. Raise UnsupportedOption if the others disagree.
+    """
+    found = {manifest.sealed for manifest in manifests if manifest.geometry.is_sealed}
+    if len(found) > 1:
+        raise UnsupportedOption(
+            f"the exporters have sealed {' and '.join(map(str, sorted(found)))} tokens of the sequence; export it from "
+            "all ranks after the same step"
+        )
+    return found.pop() if found else 0
+
+
 def check_spans(block_size: int, manifest: Manifest, own: bytes | None) -> None:
     """Raise InvalidSequence if the spans differ from the exporter's; blocks of another size are not compared."""
     known = manifest.spans is not None and own is not None and block_size == manifest.geometry.block_size

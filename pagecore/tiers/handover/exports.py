@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.cache.lifecycle._lifecycle import content_identity
+from pagecore.cache.memory.sealer import sealed_groups
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.parts import CacheParts, parts_of
 from pagecore.cache.sequences._sequences import Sequence
@@ -114,7 +115,9 @@ def _offer(cache: PagedKVCache, held: Sequence, export: bytes, lease: float, rea
     parts = parts_of(cache)
     size, computed = parts.block_size, held.num_computed_tokens
     lengths = [computed] * len(parts.token_groups)
-    rows = [parts.tables.blocks(held.row, group)[: ceil_div(computed, size)].copy() for group in range(len(lengths))]
+    for group in sealed_groups(parts.layers).values():
+        lengths[group] = held.num_sealed_tokens
+    rows = [parts.tables.blocks(held.row, group)[: ceil_div(n, size)].copy() for group, n in enumerate(lengths)]
     if parts.cross is not None:
         encoded = held.num_cross_tokens or 0 if held.is_cross_written and computed else 0
         tables = parts.cross.contents.tables
@@ -209,4 +212,5 @@ def _manifest(
         namespace,
         spans,
         lease,
+        held.num_sealed_tokens,
     )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence as Listed
 from dataclasses import replace
 from typing import Any
 
+from pagecore.cache.memory.sealer import sealed_groups
 from pagecore.cache.parts import CacheParts
-from pagecore.errors import DeviceError, UnsupportedOption
+from pagecore.errors import DeviceError
 from pagecore.storage import Plane, Spec, StateSpec
 from pagecore.storage.checks import require_int
 from pagecore.storage.specs.attended import attended_keys
+from pagecore.storage.specs.attention_spec import sealing_of
 from pagecore.tiers.handover.manifest import QUANTISED, Geometry, GroupShape, PlaneShape
 
 # Fields of a spec that stored bytes depend on in addition to the planes.
@@ -19,14 +22,9 @@ FIRST_LAYER_MAX = 1 << 20
 
 
 def check_served(parts: CacheParts) -> None:
-    """Raise DeviceError or UnsupportedOption for a cache whose sequences cannot be handed over."""
+    """Raise DeviceError for a cache whose sequences cannot be handed over."""
     if parts.device == "none":
         raise DeviceError("the cache has device='none' and stores no bytes to hand over; make it with device='cpu'")
-    if parts.seals_blocks:
-        raise UnsupportedOption(
-            "the cache has sealed blocks (format kivi2 or kivi4), which a hand-over does not move; use another format, "
-            "such as 'int4_token'"
-        )
 
 
 def describe(parts: CacheParts, first_layer: int | None = None) -> Geometry:
@@ -40,11 +38,16 @@ def describe(parts: CacheParts, first_layer: int | None = None) -> Geometry:
     if first_layer is not None:
         first_layer = require_int("first_layer", first_layer, 0, max=FIRST_LAYER_MAX)
     groups = []
-    for group in parts.groups:
+    tails = {sealed: tail for tail, sealed in sealed_groups(parts.layers).items()}
+    sealings = {tail: _rules(parts.groups[sealed].spec) for sealed, tail in tails.items()}
+    for number, group in enumerate(parts.groups):
         keys = attended_keys(group.spec)
         limits = [keys.window, keys.chunk, keys.lookahead, keys.sink_tokens]
         options = {name: _plain(getattr(group.spec, name, None)) for name in OPTIONS}
-        groups.append(GroupShape(_shapes(group.spec.planes), group.num_layers, limits, options, group.is_cross))
+        if number in sealings:
+            options["sealing"] = sealings[number]
+        shapes = _shapes(group.spec.planes)
+        groups.append(GroupShape(shapes, group.num_layers, limits, options, group.is_cross, tails.get(number)))
     return Geometry(
         parts.block_size,
         [[layer.group, layer.index] for layer in parts.layers],
@@ -54,6 +57,13 @@ def describe(parts: CacheParts, first_layer: int | None = None) -> Geometry:
         parts.parallel.size,
         first_layer,
     )
+
+
+def _rules(spec: Spec) -> dict[str, int | str]:
+    """Return the rules by which the blocks of a layer are sealed."""
+    sealing = sealing_of(spec)
+    assert sealing is not None
+    return dataclasses.asdict(sealing)
 
 
 def _with_checkpoint(spec: Spec) -> list[Plane]:

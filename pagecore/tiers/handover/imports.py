@@ -20,7 +20,14 @@ from pagecore.cache.state._state import Held
 from pagecore.cache.step.batch import Batch, own_step
 from pagecore.errors import InvalidSequence, PagecoreError
 from pagecore.storage import StatePool
-from pagecore.tiers.handover.acceptance import check_manifests, check_spans, deadline_at, decoded, encoder_tokens
+from pagecore.tiers.handover.acceptance import (
+    check_manifests,
+    check_spans,
+    deadline_at,
+    decoded,
+    encoder_tokens,
+    sealed_tokens,
+)
 from pagecore.tiers.handover.errors import HandoverError, ImportCancelled
 from pagecore.tiers.handover.geometry import check_served, describe
 from pagecore.tiers.handover.images import CHECKPOINT, RUNNING
@@ -171,7 +178,8 @@ def start_import(
         check_spans(parts_of(cache).block_size, first, content_identity(parts.state, sequence)[1])
         lacking = first.num_computed - sequence.num_computed_tokens
         if lacking > 0:
-            batch = cache.prepare_arrival(sequence, lacking)
+            sealed = sealed_tokens(manifests) if parts.seals_blocks else None
+            batch = cache.prepare_arrival(sequence, lacking, num_sealed_tokens=sealed)
         plan = plan_import(parts, sequence, batch, manifests, shares, has_cross, until)
         return SequenceImport(cache, sequence, batch, plan, transport)
     except BaseException:

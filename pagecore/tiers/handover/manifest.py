@@ -15,7 +15,7 @@ from pagecore.storage.checks import ceil_div, shown
 from pagecore.tiers.handover.codec import pack, unpack
 
 MAGIC = b"pcHO"
-VERSION = 4
+VERSION = 5
 _HEADER = struct.Struct("<4sH")
 _SUM = struct.Struct("<I")
 # Names of the planes of quantised checkpoints begin with it.
@@ -46,6 +46,8 @@ class GroupShape:
         Format, given factors and label channels; a list has one entry for each head of the rank.
     is_cross : bool
         The blocks hold the tokens of an encoder.
+    tail : int or None
+        For sealed blocks, the group of the newest tokens of the same layers.
     """
 
     planes: list[PlaneShape]
@@ -53,6 +55,7 @@ class GroupShape:
     limits: list[int | None]
     options: dict[str, Any]
     is_cross: bool
+    tail: int | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,8 @@ class Geometry:
     Attributes
     ----------
     layers : list
-        Group and index in the group of each layer of the cache; group -1 holds the layers that keep states.
+        Group and index in the group of each layer of the cache; group -1 holds the layers that keep states. Layers with
+        sealed blocks have the group of their newest tokens.
     states : list
         Planes of each layer that keeps a state.
     first_layer : int or None
@@ -83,11 +87,19 @@ class Geometry:
         return any(group.is_cross for group in self.groups)
 
     @property
+    def is_sealed(self) -> bool:
+        """True if a group has sealed blocks."""
+        return any(group.tail is not None for group in self.groups)
+
+    @property
     def is_placed(self) -> bool:
         """True if every layer is in a group, or among those that keep states."""
         counts = {-1: len(self.states)} | {number: group.layers for number, group in enumerate(self.groups)}
-        return (self.first_layer or 0) >= 0 and all(
-            len(place) == 2 and 0 <= place[1] < counts.get(place[0], 0) for place in self.layers
+        tails = [(group, counts.get(group.tail, -1)) for group in self.groups if group.tail is not None]
+        return (
+            (self.first_layer or 0) >= 0
+            and all(len(place) == 2 and 0 <= place[1] < counts.get(place[0], 0) for place in self.layers)
+            and all(group.layers == count for group, count in tails)
         )
 
     @property
@@ -116,7 +128,8 @@ class Manifest:
         Tokens whose keys and values the exporter has.
     held : list of bytes
         For each group one bit for each block of its tokens, packed as by `numpy.packbits`: 1 if the exporter has the
-        block, 0 for a hole that a window left. A group of cross attention has the written encoder tokens.
+        block, 0 for a hole that a window left. A group of cross attention has the written encoder tokens, and one of
+        sealed blocks the sealed tokens; their tail has holes before its first token.
     has_state : bool
         The exporter has a running state.
     checkpoint : int
@@ -131,6 +144,8 @@ class Manifest:
         unknown.
     lease : float
         Seconds from the export to the end of the lease.
+    sealed : int
+        Tokens in sealed blocks; 0 for a cache without them.
     """
 
     export: bytes
@@ -148,6 +163,7 @@ class Manifest:
     namespace: bytes | None
     spans: bytes | None
     lease: float
+    sealed: int = 0
 
     @property
     def tokens(self) -> NDArray[np.int32]:
@@ -163,7 +179,7 @@ class Manifest:
         """Return the tokens whose keys and values the exporter has, or had, in a group."""
         if self.geometry.groups[group].is_cross:
             return self.cross or 0 if self.has_cross else 0
-        return self.num_computed
+        return self.num_computed if self.geometry.groups[group].tail is None else self.sealed
 
     def held_blocks(self, group: int) -> NDArray[np.bool_]:
         """Return whether the exporter has each block of the tokens of a group."""
@@ -213,12 +229,14 @@ class Manifest:
         """Raise ShapeError if fields contradict each other."""
         groups, size = self.geometry.groups, self.geometry.block_size
         known, cross = self.num_computed, self.cross or 0
-        numbers = min(known, cross, size - 1, known - self.checkpoint, self.checkpoint)
+        numbers = min(
+            known, cross, size - 1, known - self.checkpoint, self.checkpoint, known - self.sealed, self.sealed
+        )
         is_whole = len(self.export) == ID_BYTES and len(self.ids) % 4 == 0 and len(self.held) == len(groups)
         planes = [plane.name for state in self.geometry.states for plane in state]
         is_quantised = any(name.startswith(QUANTISED) for name in planes)
         has_state = not self.rests or (is_quantised and self.checkpoint == self.num_computed)
-        is_whole = is_whole and self.geometry.is_placed
+        is_whole = is_whole and self.geometry.is_placed and (size < 1 or self.sealed % size == 0)
         if numbers >= 0 and is_whole and has_state:
             lengths = [ceil_div(ceil_div(self.num_tokens(group), size), 8) for group in range(len(groups))]
             if [len(bits) for bits in self.held] == lengths:

@@ -135,7 +135,33 @@ def _common_layers(mine: Geometry, theirs: Geometry) -> dict[int, _Common]:
         if group >= 0:
             layers, their_layers = range(index, index + count), range(their_index, their_index + count)
             found[group] = _Common(theirs, group, their_group, layers, their_layers)
-    return found
+    return found | _common_sealed(mine, theirs, found)
+
+
+def _common_sealed(mine: Geometry, theirs: Geometry, found: dict[int, _Common]) -> dict[int, _Common]:
+    """Return the same for the sealed blocks of these layers, after an assertion that both sides seal them alike."""
+    for group, common in found.items():
+        own, other = mine.groups[group].options.get("sealing"), common.theirs.options.get("sealing")
+        if own != other:
+            raise UnsupportedOption(
+                f"layers of group {group} have {_rules(other)} at the exporter and {_rules(own)} here; use the same "
+                "format, residual, group_size and block_size on both sides"
+            )
+    tails = {shape.tail: number for number, shape in enumerate(theirs.groups) if shape.tail is not None}
+    sealed = {}
+    for number, shape in enumerate(mine.groups):
+        if shape.tail is not None and shape.tail in found:
+            common = found[shape.tail]
+            if common.their_group not in tails:
+                raise UnsupportedOption(f"group {number} has sealed blocks, of which the exporter has no group")
+            sealed[number] = replace(common, group=number, their_group=tails[common.their_group])
+    return sealed
+
+
+def _rules(sealing: dict[str, Any] | None) -> str:
+    if sealing is None:
+        return "no sealed blocks"
+    return "sealed blocks with " + ", ".join(f"{name} {value}" for name, value in sealing.items())
 
 
 def _segments(mine: Geometry, group: int, held: list[_Common]) -> list[range]:
@@ -145,8 +171,10 @@ def _segments(mine: Geometry, group: int, held: list[_Common]) -> list[range]:
     segments = [range(start, stop) for start, stop in pairwise(cuts)]
     for layers in segments:
         if not any(layers.start in each.layers for each in held):
+            tail = mine.groups[group].tail
+            place = group if tail is None else tail
             numbers = [
-                mine.numbers[i] for i, (each, index) in enumerate(mine.layers) if each == group and index in layers
+                mine.numbers[i] for i, (each, index) in enumerate(mine.layers) if each == place and index in layers
             ]
             raise UnsupportedOption(
                 f"layers {numbers} of the model are at no exporter; import the manifests of the stages that hold them "

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from pagecore.cache.memory.sealer import sealed_groups
 from pagecore.cache.parts import CacheParts
 from pagecore.cache.sequences._sequences import Sequence
 from pagecore.cache.step.batch import Batch
@@ -136,7 +137,8 @@ def plan_import(
         The exporter has released blocks that the importer needs.
     """
     first = manifests[0]
-    places = _places(parts, sequence, batch, first, has_cross)
+    num_sealed = max(manifest.sealed for manifest in manifests)
+    places = _places(parts, sequence, batch, first, num_sealed, has_cross)
     try:
         checkpoint = None
         is_aligned = first.geometry.block_size == parts.block_size
@@ -156,8 +158,10 @@ def plan_import(
     return ImportPlan(requests, checkpoint, places.image, slot, first.rests)
 
 
-def _places(parts: CacheParts, sequence: Sequence, batch: Batch | None, manifest: Manifest, has_cross: bool) -> _Places:
-    lacking = [] if batch is None else _lacking(parts, sequence, batch, manifest, has_cross)
+def _places(
+    parts: CacheParts, sequence: Sequence, batch: Batch | None, manifest: Manifest, num_sealed: int, has_cross: bool
+) -> _Places:
+    lacking = [] if batch is None else _lacking(parts, sequence, batch, manifest, num_sealed, has_cross)
     if parts.staging is None or batch is None:
         return _Places(batch is not None, lacking, parts.store.pools, parts.store.states, _device_slot(batch), None)
     found = [numbered(lack.blocks) for lack in lacking]
@@ -247,15 +251,19 @@ def _released(attended: AttendedKeys, positions: NDArray[np.int64], length: int,
 
 
 def _lacking(
-    parts: CacheParts, sequence: Sequence, batch: Batch, manifest: Manifest, has_cross: bool
+    parts: CacheParts, sequence: Sequence, batch: Batch, manifest: Manifest, num_sealed: int, has_cross: bool
 ) -> list[_Lacking]:
     """Return the units of each group for which the arrival has slots."""
-    size, start, end = parts.block_size, sequence.num_computed_tokens, manifest.num_computed
+    size, start = parts.block_size, sequence.num_computed_tokens
     cut = math.gcd(size, manifest.geometry.block_size)
+    sealed = set(sealed_groups(parts.layers).values())
+    # Next to sealed blocks, windows keep what the first token after those sees.
+    kept = max(start, num_sealed) if sealed else manifest.num_computed
     listed = []
     for group in range(len(parts.token_groups)):
+        end = kept if group in sealed else manifest.num_computed
         numbers = np.arange(start // cut, ceil_div(end, cut), dtype=np.int64)
-        numbers = numbers[~_released(parts.token_groups[group].attended, numbers * cut, end, size)]
+        numbers = numbers[~_released(parts.token_groups[group].attended, numbers * cut, kept, size)]
         slots = batch.host.slot_mappings[group].numpy()[numbers * cut - start].astype(np.int64)
         numbers, slots = numbers[slots >= 0], slots[slots >= 0]
         counts = np.minimum(cut, end - numbers * cut)

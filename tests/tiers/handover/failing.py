@@ -2,7 +2,7 @@
 
 from pagecore.tiers.handover.exports import export_sequence
 from pagecore.tiers.handover.imports import start_import
-from tests.tiers.handover.pairs import assert_same, computed, content, fill, make
+from tests.tiers.handover.pairs import SPECS, assert_same, computed, content, fill, make
 
 TOKENS = list(range(100, 200))
 
@@ -21,9 +21,10 @@ def state_of(cache):
 class Case:
     """An exporter and an importer with something in their caches."""
 
-    def __init__(self, pair, tokens=TOKENS, **options):
+    def __init__(self, pair, tokens=TOKENS, sizes=None, specs=SPECS, **options):
         self.exporter, self.importer = pair
-        self.sender, self.receiver = make(num_blocks=80), make(num_blocks=80, **options)
+        sizes = {"num_blocks": 80} if sizes is None else sizes
+        self.sender, self.receiver = make(specs, **sizes), make(specs, **sizes, **options)
         fill(self.sender, 1)
         fill(self.receiver, 2)
         self.sequence = computed(self.sender, tokens)

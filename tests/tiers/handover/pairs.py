@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pagecore import AttentionSpec, PagedKVCache
+from pagecore.cache.memory.sealer import sealed_groups
 from pagecore.cache.parts import parts_of
 
 SPECS = [AttentionSpec(4, 8, dtype="float32"), AttentionSpec(4, 8, dtype="float32", window=24)]
@@ -69,8 +70,11 @@ def content(cache, sequence):
     parts = parts_of(cache)
     found = {}
     first = len(parts.token_groups)
+    sealed = set(sealed_groups(parts.layers).values())
     for group, pool in enumerate(parts.store.pools):
         row, length = row_of(cache, sequence, group), sequence.num_computed_tokens
+        if group in sealed:
+            length = sequence.num_sealed_tokens
         if group >= first:
             length = sequence.num_cross_tokens if sequence.is_cross_written else 0
         tokens = np.arange(length)

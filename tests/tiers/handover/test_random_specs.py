@@ -37,6 +37,9 @@ def attention(draw):
 
 def layers_of(draw):
     layers = [attention(draw) for _ in range(draw.randint(1, 4))]
+    if draw.random() < 0.25:
+        rules = {"group_size": 16, "block_size": 16, "residual": draw.choice([0, 5, 16])}
+        layers.append(AttentionSpec(2, 16, 32, dtype="float16", format=draw.choice(["kivi2", "kivi4"]), **rules))
     if draw.random() < 0.4:
         chunk = draw.choice([1, 4, 8])
         rules = {"chunk": chunk, "interval": chunk * draw.randint(1, 3), "in_place": draw.random() < 0.5}
@@ -66,6 +69,8 @@ def pair_of_caches(draw):
     """Return a cache that exports and one that imports; their blocks, layouts and sizes may differ."""
     layers = layers_of(draw)
     size = draw.choice([1, 2, 4, 8, 16])
+    if any(getattr(spec, "sealing", None) for spec in layers):
+        size = 16
     other = size if any(is_cut_at_blocks(spec) for spec in layers) else draw.choice([1, 4, 8, 16])
     caches = []
     for number, block_size in enumerate((size, other)):
