@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from pagecore import AttentionSpec
 from pagecore.arrays.dtypes.formats import FORMATS
 from pagecore.errors import UnsupportedOption
 from tests.interop.families import dynamic_cache, left_padded, make_cache, make_model, prompts, torch
 from tests.interop.generations import run
+from tests.interop.hybrids import make_hybrid
 
 from pagecore.interop.transformers import PagedCache  # isort: skip  # after families, which skips
 
@@ -80,6 +82,39 @@ def test_later_passes_and_beams_see_sealed_blocks(family):
     assert cache.begin(ids) % 16 == 0
     run(model, ids, cache, num_beams=3)
     cache.kv.check_invariants()
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "jamba"])
+def test_a_hybrid_model_reads_sealed_blocks_next_to_its_states(family):
+    model, ids = make_hybrid(family), prompts(columns=60)
+    plain = make_cache(model).kv
+    specs = [spec for spec in map(plain.spec, range(plain.num_layers)) if isinstance(spec, AttentionSpec)]
+    sealed = {"format": "kivi4", "group_size": 16, "block_size": 16, "residual": 5}
+    layers = [replace(spec, **sealed) for spec in specs]
+    cache = make_cache(model, layers=layers, block_size=16, chunk=16, interval=16)
+    reference = dynamic_cache(model)
+    parts = [slice(0, 45), slice(45, 46), slice(46, 47)]
+    with torch.no_grad():
+        expected = torch.cat([model(ids[:, part], past_key_values=reference).logits for part in parts], dim=1)
+        model.set_attn_implementation("pagecore")
+        got = torch.cat([model(ids[:, part], past_key_values=cache).logits for part in parts], dim=1)
+    assert all(sequence.num_sealed_tokens == 32 for sequence in cache.kv.sequences.values())
+    assert 0 < (got - expected).norm() / expected.norm() < 0.2
+    cache.reset()
+    assert cache.begin(ids) == 32
+    run(model, ids, cache, num_beams=3, max_new_tokens=9)
+    cache.reset()
+    cache.kv.check_invariants()
+
+
+def test_a_format_of_sealed_blocks_is_that_of_a_hybrid_models_attention():
+    model, ids = make_hybrid("zamba2"), prompts(columns=190)
+    cache = make_cache(model, format="kivi4", block_size=None, chunk=32)
+    run(model, ids, cache, max_new_tokens=2)
+    assert {each.num_sealed_tokens for each in cache.kv.sequences.values()} == {32}
+    assert cache.kv.block_size == 32
+    cache.reset()
+    assert cache.begin(ids) == 32
 
 
 def test_a_format_beside_layers_is_refused():

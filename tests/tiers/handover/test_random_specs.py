@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from pagecore import AttentionSpec, KVLayout, LatentSpec, OutOfBlocks, OutOfRows, StateSpec
+from pagecore import AttentionSpec, KVLayout, LatentSpec, OutOfBlocks, OutOfRows, StateSpec, UnsupportedOption
 from pagecore.cache.parts import parts_of
 from pagecore.tiers.handover.exports import export_sequence
 from pagecore.tiers.handover.imports import import_sequence
@@ -79,7 +79,11 @@ def pair_of_caches(draw):
             options["num_blocks"] *= 4
         if draw.random() < 0.5 and not any(is_cut_at_blocks(spec) for spec in layers):
             options["layout"] = draw.choice(["blockwise", KVLayout("LBNCHD"), KVLayout("BLHNCD")])
-        caches.append(make(layers, **options))
+        try:
+            caches.append(make(layers, **options))
+        except UnsupportedOption as error:
+            assert "misaligns plane" in str(error)  # noqa: PT017
+            caches.append(make(layers, **options | {"layout": None}))
         fill(caches[-1], number)
     return caches
 
@@ -109,7 +113,14 @@ def test_random_layers_arrive(sockets, seed):
                 except (OutOfBlocks, OutOfRows):
                     exporter.withdraw(manifest.export)
                     break
-                assert_same(content(here, sequence), content(there, arrived[-1]))
+                theirs, mine = content(here, sequence), content(there, arrived[-1])
+                if arrived[-1].num_sealed_tokens > sequence.num_sealed_tokens:  # of a prefix that the importer had
+                    assert arrived[-1].num_cached_tokens == arrived[-1].num_sealed_tokens
+                    sealing = here.num_groups - 2, here.num_groups - 1
+                    theirs, mine = (
+                        {key: each[key] for key in each if key[0] not in sealing} for each in (theirs, mine)
+                    )
+                assert_same(theirs, mine)
                 assert arrived[-1].tokens.tolist() == sequence.tokens.tolist()
                 there.check_invariants()
                 if sequence.num_computed_tokens < sequence.num_tokens:
