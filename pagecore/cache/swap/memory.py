@@ -123,13 +123,18 @@ def own_memory(
     )
 
 
-def shared_memory(parts: CacheParts, host: SharedHost, num_states: int | None) -> SwapMemory:
-    """Return the memory of a host tier; with quantised checkpoints, running states have slots of the space's own.
+def shared_memory(
+    parts: CacheParts, host: SharedHost, num_states: int | None, num_blocks: int | Listed[int] | None = None
+) -> SwapMemory:
+    """Return the memory of a host tier, and pools of the space's own for what a tier does not hold.
 
-    A tier stores checkpoints: where these are quantised, it has no room for the states of running sequences.
+    A tier stores prefixes and checkpoints: tails of sealed blocks have pools of `num_blocks` blocks each, by default
+    those of the cache, and running states have slots next to quantised checkpoints.
     """
     shared = tuple(host.block_pools)
-    blocks, kv_pools = shared[: parts.num_groups], list(host.kv_pools)
+    lanes = len(parts.cached_groups)
+    tails, pools = _tail_memory(parts, num_blocks)
+    blocks, kv_pools = shared[:lanes] + tails, [*host.kv_pools, *pools]
     if not quantises(parts):
         slots = shared[-1] if parts.state.states is not None else None
         return SwapMemory(blocks, kv_pools, slots, host.state_pool)
@@ -137,6 +142,21 @@ def shared_memory(parts: CacheParts, host: SharedHost, num_states: int | None) -
     states = [spec for spec in parts.state_specs if isinstance(spec, StateSpec)]
     pool = _state_pool(parts, states, num_slots, parts.scrub)
     return SwapMemory(blocks, kv_pools, _slots(num_slots), pool, shared[-1], host.state_pool)
+
+
+def _tail_memory(parts: CacheParts, num_blocks: int | Listed[int] | None) -> tuple[tuple[BlockPool, ...], list[KVPool]]:
+    """Return pools for the tails of sealed blocks; none without them."""
+    first = len(parts.cached_groups)
+    groups = parts.groups[first:]
+    if not groups:
+        return (), []
+    given = [pool.num_blocks for pool in parts.block_pools[first:]] if num_blocks is None else num_blocks
+    counts = count_blocks(groups, parts.block_size, given, None)
+    pools = [
+        _host_pool(parts, group, count, pool.layout, parts.scrub)
+        for group, count, pool in zip(groups, counts, parts.store.pools[first:], strict=False)
+    ]
+    return tuple(BlockPool(count, order="address") for count in counts), pools
 
 
 def quantises(parts: CacheParts) -> bool:

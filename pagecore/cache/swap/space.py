@@ -17,6 +17,7 @@ from pagecore.cache.state._state import Held
 from pagecore.cache.swap._swap import check_stored, stored_blocks, stored_content_blocks
 from pagecore.cache.swap.memory import SharedHost, own_memory, quantises, shared_memory
 from pagecore.errors import PagecoreError, UnsupportedOption
+from pagecore.index import BlockPool
 from pagecore.storage import KVLayout
 from pagecore.storage.checks import shown
 from pagecore.storage.memory.budgets import Memory
@@ -55,9 +56,10 @@ class SwapSpace:
         then copied into the space too.
     host : HostTier, optional
         A host tier of the cache whose memory the space shares, instead of memory of its own: swapped blocks take blocks
-        of the tier, and evict what it caches if they are short. Exclusive with the other options, but for `num_states`
-        in a cache with quantised checkpoints: the tier stores checkpoints, and the space has slots of its own for the
-        states of running sequences.
+        of the tier, and evict what it caches if they are short. Exclusive with the other options, but for what the tier
+        does not store: `num_states` in a cache with quantised checkpoints, whose running sequences have slots of the
+        space's own, and `num_blocks` in one with sealed blocks, for the groups of their newest tokens; by default as in
+        the cache.
 
     Attributes
     ----------
@@ -109,11 +111,13 @@ class SwapSpace:
         if host is None:
             taken = own_memory(parts, num_blocks, memory, num_states, num_checkpoints, layout, dtype, scrub)
         else:
-            own: dict[str, object] = {"num_blocks": num_blocks, "memory": memory, "num_checkpoints": num_checkpoints}
+            own: dict[str, object] = {"memory": memory, "num_checkpoints": num_checkpoints}
+            if not parts.seals_blocks:
+                own["num_blocks"] = num_blocks
             if not quantises(parts):
                 own["num_states"] = num_states
             _check_host(cache, parts, host, own | {"layout": layout, "dtype": dtype, "scrub": scrub})
-            taken = shared_memory(parts, host, num_states)
+            taken = shared_memory(parts, host, num_states, num_blocks)
         self.cache, self._parts, self._host, self._memory = cache, parts, host, taken
         self.block_pools, self.pools, self.kv_pools = taken.block_pools, taken.pools, taken.kv_pools
         self.state_slots, self.state_pool = taken.state_slots, taken.state_pool
@@ -140,10 +144,15 @@ class SwapSpace:
         """
         if self._host is None:
             return min(pool.num_free for pool in self.block_pools or self.pools)
-        available = self._host.num_available
+        available = min([self._host.num_available, *(pool.num_free for pool in self._own_pools)])
         if self.block_pools or self.state_slots is None or self.checkpoint_slots is None:
             return available
         return min(available, self.state_slots.num_free)  # running states have slots of the space's own
+
+    @property
+    def _own_pools(self) -> tuple[BlockPool, ...]:
+        """Pools of tails of sealed blocks, which a host tier does not have; none without `host`."""
+        return () if self._host is None else self.block_pools[len(self._parts.cached_groups) :]
 
     @property
     def num_states(self) -> int:
@@ -160,7 +169,8 @@ class SwapSpace:
         """Blocks in use by sequences, summed over the groups."""
         if self._host is None:
             return sum(pool.num_used for pool in self.block_pools)
-        return sum(len(np.unique(blocks[blocks != 0])) for blocks in self._held_blocks())
+        shared = sum(len(np.unique(blocks[blocks != 0])) for blocks in self._held_blocks())
+        return shared + sum(pool.num_used for pool in self._own_pools)
 
     @property
     def num_sequences(self) -> int:
@@ -180,11 +190,12 @@ class SwapSpace:
                 check_stored(self._parts.state, sequence, self)
             if self._host is not None:
                 self._host.check_invariants()  # counts the blocks of sequences, too
-                return
             own = [stored_blocks(sequence) for sequence in held]
             contents = stored_content_blocks(self._parts.state, self)
             num_groups, last = len(self._parts.token_groups), len(self.block_pools)
             for group, pool in enumerate(self.pools):
+                if self._host is not None and pool not in self._own_pools:
+                    continue
                 is_content = num_groups <= group < last
                 # The slots of states and checkpoints are after the blocks of the sequence's own groups.
                 place = group if group < num_groups else group - last + num_groups
@@ -207,6 +218,7 @@ class SwapSpace:
     def _of_host(self, by_pool: Listed[T]) -> list[T]:
         """Return the entries of the pools that a host tier has."""
         own = {id(self.state_slots)} if self.checkpoint_slots is not None else set()
+        own.update(map(id, self._own_pools))
         return [entry for entry, pool in zip(by_pool, self.pools, strict=True) if id(pool) not in own]
 
     def blocks_in(self, host: object) -> list[tuple[NDArray[np.int32], ...]]:
@@ -216,7 +228,8 @@ class SwapSpace:
 
     def _held_blocks(self) -> list[NDArray[np.int32]]:
         held = self.blocks_in(self._host)
-        return [np.concatenate([blocks[group] for blocks in held] or [NONE]) for group in range(len(self.block_pools))]
+        lanes = len(self.block_pools) - len(self._own_pools)
+        return [np.concatenate([blocks[group] for blocks in held] or [NONE]) for group in range(lanes)]
 
     def wait(self) -> None:
         """Wait until a device has made the copies that were submitted so far."""
@@ -258,9 +271,4 @@ def _check_host(cache: PartsOwner, parts: CacheParts, host: SharedHost, own: dic
     if parts.cross is not None:
         raise UnsupportedOption(
             "the cache has cross-attention layers, whose blocks a host tier leaves out; give the space num_blocks"
-        )
-    if parts.seals_blocks:
-        raise UnsupportedOption(
-            "the cache has sealed blocks (format kivi2 or kivi4), and the host tier has no blocks for the newest "
-            "tokens of sequences; give the space num_blocks"
         )

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pagecore import AttentionSpec, PagedKVCache, ShapeError, SwapSpace, UnsupportedOption
+from pagecore import AttentionSpec, OutOfBlocks, PagedKVCache, ShapeError, SwapSpace, UnsupportedOption
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.manager.tiers import Tiers
@@ -153,11 +153,55 @@ def test_sizes_count_the_sealed_group_alone():
         tier.close()
     with pytest.raises(ShapeError, match="num_blocks"):
         HostTier(cache, num_blocks=[20, 6])
-    with pytest.raises(UnsupportedOption, match="the host tier has no blocks for the newest tokens"):
-        SwapSpace(cache, host=HostTier(cache, num_blocks=20))
     tier = HostTier(cache, memory="64MiB")
     assert tier.num_blocks[0] * sum(plane.nbytes for plane in SPEC.planes) > 2**25
     assert cache.block_size == BLOCK
+
+
+@pytest.mark.parametrize("sizes", [{}, {"num_blocks": 6}])
+def test_a_swap_space_in_the_memory_of_a_tier_has_tails_of_its_own(sizes):
+    driver = Driver(num_blocks=[30, 12])
+    tier = HostTier(driver.cache, num_blocks=10)
+    space = SwapSpace(driver.cache, host=tier, **sizes)
+    assert space.num_blocks == (10, sizes.get("num_blocks", 12))
+    assert space.num_available == min(9, space.num_blocks[1] - 1)
+    first, second = driver.add(range(150)), driver.add(range(300, 390))
+    driver.step(first, 150)
+    driver.step(second, 90)
+    assert tier.backup(first) == 3
+    own, used = (pool.num_used for pool in (space.block_pools[1], tier.block_pools[0]))
+    assert (own, used) == (0, 3)
+    driver.cache.swap_out([first, second], space)  # evicts what the tier has cached
+    assert [pool.num_used for pool in space.block_pools] == [9, 4]
+    assert (space.num_used_blocks, space.num_sequences) == (12, 2)
+    for checked in (driver.cache, tier, space):
+        checked.check_invariants()
+    forgotten(driver)
+    driver.cache.swap_in([second, first])
+    assert (first.num_sealed_tokens, second.num_sealed_tokens) == (96, 32)
+    driver.step(first, 60)
+    driver.step(second, 3)
+    assert space.num_used_blocks == 0
+    if sizes:
+        third = driver.add(range(500, 600))
+        driver.step(third, 100)
+        with pytest.raises(OutOfBlocks, match="group 1"):
+            driver.cache.swap_out([first, third, second], space)
+    driver.cache.swap_out([first], space)
+    driver.cache.remove(first)
+    assert space.num_used_blocks == 0
+    space.check_invariants()
+
+
+def test_options_of_a_swap_space_in_the_memory_of_a_tier():
+    plain = PagedKVCache(AttentionSpec(2, 64), num_blocks=9)
+    with pytest.raises(UnsupportedOption, match="host is given, and num_blocks too"):
+        SwapSpace(plain, host=HostTier(plain, num_blocks=9), num_blocks=4)
+    cache = PagedKVCache(SPEC, num_blocks=9)
+    with pytest.raises(UnsupportedOption, match="host is given, and memory too"):
+        SwapSpace(cache, host=HostTier(cache, num_blocks=9), memory="1MiB")
+    with pytest.raises(ShapeError, match="num_blocks"):
+        SwapSpace(cache, host=HostTier(cache, num_blocks=9), num_blocks=[4, 4])
 
 
 @pytest.mark.parametrize("options", [{"format": "kivi2", "residual": 40}, {"format": "int4_token"}])
