@@ -25,7 +25,7 @@ from pagecore.serving import plan_memory
 from tests.cache.sealing import as_read, sealed_after
 from tests.cache.swaps import poison
 from tests.ops import kivi_twin
-from tests.reference.dense import dense_attention
+from tests.reference.dense import dense_attention, limits_of
 from tests.together import together
 
 BLOCK, RESIDUAL = 32, 40
@@ -64,7 +64,8 @@ class Driver:
             query = numbers((self.seed, 2), count, 4, 64)
             keys, values = as_read(self.spec, *stored, sealed, BLOCK)
             found = self.cache.attend(layer, query, batch)
-            np.testing.assert_allclose(found, dense_attention(query, keys, values), rtol=0, atol=3e-5)
+            expected = dense_attention(query, keys, values, **limits_of(self.spec))
+            np.testing.assert_allclose(found, expected, rtol=0, atol=3e-5)
         self.cache.commit(batch, accepted)
         self.cache.check_invariants()
 
@@ -297,6 +298,36 @@ def test_windows_next_to_sealed_blocks_keep_what_a_prefix_needs():
     assert cache.match_length(range(200)) == 128
 
 
+@pytest.mark.parametrize("limits", [{"window": 50}, {"window": 90, "sink_tokens": 40}, {"chunk": 64}])
+def test_sealed_blocks_that_leave_a_window_are_released(limits):
+    spec = replace(SPEC, **limits)
+    assert (spec.tail.window, spec.tail.chunk, spec.tail.sink_tokens) == (RESIDUAL + 1, None, 0)
+    driver = Driver(spec, num_blocks=14)
+    sequence = driver.add(range(400))
+    for count in (150, 1, 40, 60, 33, 1):
+        driver.step(sequence, count)
+        sealed = sequence.num_sealed_tokens
+        first = max(0, sealed - limits.get("window", 1) + 1) // BLOCK * BLOCK
+        first = sealed // 64 * 64 if "chunk" in limits else first
+        sinks = -(-limits.get("sink_tokens", 0) // BLOCK)
+        assert driver.cache.held_from(sequence, 0) == (0 if first <= sinks * BLOCK else first)
+        whole = -(-sequence.num_computed_tokens // BLOCK)
+        assert driver.used() == [whole - first // BLOCK + min(sinks, first // BLOCK), whole - sealed // BLOCK]
+    # A chunk that begins where the sealed tokens end needs none of them.
+    assert driver.cache.match_length(range(300)) == sequence.num_sealed_tokens == 224
+
+
+def test_an_arrival_of_numbers_cannot_seal_blocks_of_a_window():
+    cache = PagedKVCache(replace(SPEC, window=50), num_blocks=9)
+    sequence = cache.add_sequence(range(150))
+    with pytest.raises(UnsupportedOption, match=r"group 0 has sealed blocks and a window, .* pass num_sealed_tokens"):
+        cache.prepare_arrival(sequence, 150)
+    batch = cache.prepare_arrival(sequence, 150, num_sealed_tokens=96)
+    assert (cache.block_table(0).numpy()[sequence.row, :5] > 0).tolist() == [False, True, True, True, True]
+    cache.commit(batch)
+    assert cache.match_length(range(200)) == 96
+
+
 def test_swapped_sequences_continue_bit_for_bit():
     driver = Driver(num_blocks=12)
     sequence = driver.add(range(200))
@@ -414,9 +445,7 @@ def test_bytes_of_the_formats():
 
 
 WRONG = {
-    "a window": ({"window": 64}, UnsupportedOption, "window is given, but format 'kivi2'"),
-    "a chunk": ({"chunk": 64}, UnsupportedOption, "chunk is given"),
-    "bounds": ({"key_bounds": True}, UnsupportedOption, "key_bounds is given"),
+    "bounds": ({"key_bounds": True}, UnsupportedOption, "key_bounds is given, but format 'kivi2'"),
     "labels": ({"label_channels": [[0], [1]]}, UnsupportedOption, "label_channels is given"),
     "a factor": ({"key_scale": 2.0}, UnsupportedOption, "computes its scales"),
     "plain values": ({"value_format": "int8_token"}, UnsupportedOption, "use one of them for both"),

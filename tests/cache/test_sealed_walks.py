@@ -35,6 +35,11 @@ MODELS = {
     "two layers and a plain one": ([sealed(16), FULL, sealed(16)], [8, 8, 6]),
     "two groups": ([sealed(7), sealed(7, 2, (32, 16), format="kivi4")], [9, 8, 6, 7]),
     "a window": ([WINDOWED, sealed(9)], [7, 9, 6]),
+    "windows": ([sealed(5, window=41), sealed(5, 2, (32, 16), window=9, lookahead=3), FULL], [9, 9, 8, 7, 7]),
+    "a window alone": ([sealed(7, window=20)], [9, 7]),
+    "chunks": ([sealed(9, chunk=48)], [9, 7]),
+    "sink tokens": ([sealed(9, window=21, sink_tokens=18)], [9, 7]),
+    "states and a window": (around(sealed(9, window=30)), [9, 7]),
     "states": (around(sealed(20)), [9, 7]),
     "states, no residual": (around(sealed(0), in_place=False), [9, 5]),
     "drafts": (around(sealed(7), FULL, draft_tokens=4, chunk=8), [9, 9, 6]),
@@ -68,6 +73,7 @@ class Walk(StateRules):
         slots = {} if self.rules is None else {"num_states": 9 + 2 * self.rules.draft_tokens}
         self.cache = self.make_cache(self.layers, scrub=scrub, **sizes, **slots)
         self.attending = [spec for spec in self.layers if not isinstance(spec, StateSpec)]
+        self.has_windows = any(spec.window is not None or spec.chunk is not None for spec in self.attending)
         self.residual = next(spec.sealing.residual for spec in self.attending if spec.sealing is not None)
         self.space = SwapSpace(self.cache, num_blocks=9, **({"num_states": 6} if slots else {}))
         self.random = np.random.default_rng(seed)
@@ -157,7 +163,7 @@ class Walk(StateRules):
         parents = [int(self.random.integers(-1, at)) for at in range(int(self.random.integers(1, most + 1)))]
         if has_one_root:
             parents[1:] = [max(0, parent) for parent in parents[1:]]
-        if twin.known > twin.computed:
+        if twin.known > twin.computed or any(spec.sink_tokens for spec in self.attending):
             return
         batch = self.prepared([sequence], [len(parents)], parents=[parents])
         if batch is None:
@@ -184,7 +190,7 @@ class Walk(StateRules):
             twin = self.twins[sequence]
             if self.rules.in_place and count and not resting:
                 reached = 0 if checkpoint is None else checkpoint[1]
-                assert sequence.num_computed_tokens in ({0, reached} if WINDOWED in self.layers else {reached})
+                assert sequence.num_computed_tokens in ({0, reached} if self.has_windows else {reached})
                 twin.computed = sequence.num_computed_tokens
                 twin.sealed = min(twin.sealed, twin.computed)
 
@@ -234,7 +240,7 @@ class Walk(StateRules):
         try:
             self.cache.truncate(sequence, length)
         except UnsupportedOption:
-            assert is_refused or WINDOWED in self.layers
+            assert is_refused or self.has_windows
             return
         assert not is_refused
         twin.cut(length)

@@ -300,7 +300,7 @@ def test_sealed_blocks_come_back_from_a_host_tier(cuda):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", cases(["two groups", "a window"], MODELS))
+@pytest.mark.parametrize("model", cases(["two groups", "a window", "states and a window"], MODELS))
 def test_random_operations(cuda, model):
     class DeviceWalk(Walk):
         def make_cache(self, layers, **options):
@@ -309,6 +309,14 @@ def test_random_operations(cuda, model):
         def poison(self):
             if not self.cache.scrub:
                 poison(cuda, self.cache)
+
+        def read(self, tensor):
+            return cuda.get(tensor)
+
+        def put(self, plane, slot, values):
+            values = np.ascontiguousarray(values)
+            cuda.runtime.copy(plane[int(slot)].pointer, values.ctypes.data, values.nbytes, 0)
+            cuda.runtime.synchronize(0)
 
     run_walk(DeviceWalk(model, 0, scrub=model == "a window"), *cases([80], [150]))
 

@@ -173,7 +173,7 @@ def test_a_format_of_values_that_cannot_be_is_refused(config, value_format, reas
         specs_from_config(given, value_format=value_format)
 
 
-def test_sealed_formats_leave_layers_with_windows_plain():
+def test_sealed_formats_leave_layers_with_short_windows_plain():
     config = PUBLISHED["gemma-3-1b"]
     for values in (None, "kivi4"):
         specs = specs_from_config(config, format="kivi2", value_format=values)
@@ -181,3 +181,5 @@ def test_sealed_formats_leave_layers_with_windows_plain():
             (512, None, None),
             (None, "kivi2", values),
         }
+    wide = specs_from_config(LLAMA | {"model_type": "mistral", "sliding_window": 4096}, format="kivi4")
+    assert {(spec.window, spec.format, spec.tail.window) for spec in wide} == {(4096, "kivi4", 129)}

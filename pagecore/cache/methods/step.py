@@ -138,7 +138,7 @@ class StepMethods(PartsOwner):
             For layers with sealed blocks (format "kivi2" or "kivi4"): leading tokens of the sequence whose codes and
             scales arrive instead, a multiple of the block size. Write those to `sealed_planes`, in the blocks of
             ``batch.group(layer).sealed.block_table``; their slots in the tail are -1. By default all tokens arrive as
-            numbers, and commit seals them.
+            numbers, and commit seals them; layers with a window and sealed blocks refuse that.
         out, stream
             As for `prepare`.
 

@@ -60,6 +60,8 @@ cdef class StepPlan:
         checked = require_each(self.state, sequences, True)
         if num_sealed is not None:
             check_sealed(self.state, <Sequence>checked[0], num_tokens, sealed)
+        elif is_arrival:
+            check_whole(self.state)
         if self.num_fills != number:
             raise InvalidSequence("converting the counts prepared the same batch; pass plain integers as counts")
         self.sequences = checked
@@ -258,6 +260,18 @@ cdef int check_sealed(CacheState state, Sequence sequence, int64_t count, int64_
             f"num_sealed_tokens is {sealed}, but sequence {sequence.id!r} has {sequence.computed} computed tokens, of "
             f"which {sequence.sealed} are sealed; sealed blocks can only follow sealed blocks: add the sequence again"
         )
+    return 0
+
+
+cdef int check_whole(CacheState state) except -1:
+    """Raise UnsupportedOption if an arrival of numbers would seal blocks of which a window has left only a part."""
+    cdef KeptKeys keys
+    for keys in state.kept:
+        if state.seals is not None and state.seals.has_sealed(keys.group):
+            raise UnsupportedOption(
+                f"group {keys.group} has sealed blocks and a window, so that the numbers of some blocks are not all "
+                "there; pass num_sealed_tokens, and bring the sealed blocks"
+            )
     return 0
 
 

@@ -203,10 +203,14 @@ class AttentionSpec:
     def tail(self) -> AttentionSpec | None:
         """The planes of the newest tokens next to sealed blocks, "key" and "value" in `dtype`; None without a sealing.
 
-        Its window is ``residual + 1``: what a sequence keeps, while queries see the sealed tokens as well.
+        Its window is ``residual + 1``: what a sequence keeps, while queries see the sealed tokens as well, those within
+        the window or chunk of the layer.
         """
         sealing = self.sealing
-        return None if sealing is None else replace(self.with_format(None), lookahead=0, window=sealing.residual + 1)
+        if sealing is None:
+            return None
+        plain = replace(self.with_format(None), lookahead=0, sink_tokens=0, chunk=None, window=None)
+        return replace(plain, window=sealing.residual + 1)
 
     @property
     def _formats(self) -> tuple[Format | None, Format | None]:

@@ -17,13 +17,12 @@ GROUP_SIZE = 32
 # Groups are vectors of the kernels.
 UNIT = 16
 WORD_BITS = 32
+# Windows and chunks of fewer tokens stay plain in the specs of models: the tail would hold most of their keys.
+WINDOW_MIN = 2048
 # Fields of a spec that only sealed formats use.
 OPTIONS = ("residual", "group_size", "block_size")
 # Fields that sealed formats do not serve, and what to do instead.
 REFUSED = {
-    "window": "leave the format out for layers with a window, whose keys are few",
-    "chunk": "leave the format out for layers with chunks, whose keys are few",
-    "sink_tokens": "leave it out",
     "key_bounds": "leave it out",
     "label_channels": "leave it out",
 }
@@ -73,8 +72,8 @@ def is_sealed_format(name: object) -> bool:
 
 
 def format_of_layer(format: str | None, window: int | None) -> str | None:
-    """Return the format of a model's layer: sealed formats leave those with windows or chunks, whose keys are few."""
-    return None if window is not None and is_sealed_format(format) else format
+    """Return the format of a model's layer: sealed formats leave short windows and chunks, whose keys are few."""
+    return None if window is not None and window < WINDOW_MIN and is_sealed_format(format) else format
 
 
 def read_sealing(spec: Any) -> Sealing | None:
@@ -104,7 +103,7 @@ def read_sealing(spec: Any) -> Sealing | None:
         )
     for name, remedy in REFUSED.items():
         given = getattr(spec, name)
-        if given is not None and not (isinstance(given, int) and given == 0):
+        if given is not None and given is not False:
             raise UnsupportedOption(f"{name} is given, but format {formats[0]!r} does not serve it; {remedy}")
     group, block, residual = _sizes(spec)
     sealing = Sealing(SEALED_FORMATS[formats[0]], SEALED_FORMATS[formats[1]], group, block, residual)

@@ -39,6 +39,7 @@ def layers_of(draw):
     layers = [attention(draw) for _ in range(draw.randint(1, 4))]
     if draw.random() < 0.25:
         rules = {"group_size": 16, "block_size": 16, "residual": draw.choice([0, 5, 16])}
+        rules |= draw.choice([{}, {"window": draw.randint(1, 40)}, {"chunk": 24}, {"window": 9, "sink_tokens": 20}])
         layers.append(AttentionSpec(2, 16, 32, dtype="float16", format=draw.choice(["kivi2", "kivi4"]), **rules))
     if draw.random() < 0.4:
         chunk = draw.choice([1, 4, 8])
