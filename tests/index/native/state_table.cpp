@@ -37,7 +37,8 @@ class StatesLife {
         max_sequences_(static_cast<RowId>(random.between(1, 6))),
         buffers_(max_sequences_, drafts_) {
     const int64_t chunk = random.between(1, 6);
-    const StateOptions options{chunk, chunk * random.between(1, 3), random.between(1, 6), drafts_, in_place_};
+    const int64_t interval = chunk * random.between(1, 3), block_size = random.between(1, 6);
+    const StateOptions options{chunk, interval, block_size, drafts_, in_place_, random.pick({0, 0, 3, 9})};
     table_ = std::make_unique<StateTable>(slots_, nullptr, options, max_sequences_);
   }
 
