@@ -84,6 +84,35 @@ def test_an_abandoned_step_returns_to_a_state_in_sealed_blocks():
     assert sequence.num_sealed_tokens == 96
 
 
+def test_a_commit_whose_quantisation_fails_changes_no_state(monkeypatch):
+    cache = make(num_states=12, draft_tokens=3)
+    sequence = cache.add_sequence(range(400))
+    compute(cache, sequence, 150)
+    while sequence.num_computed_tokens < 166:
+        compute(cache, sequence, 1)
+    before, kept = cache.stats(), cache.checkpoint(sequence)
+    batch = cache.prepare([sequence], 4, parents=[[-1, 0, 0, 2]])
+    for k, slot in enumerate(batch.draft_write.numpy()[0]):
+        for layer in (1, 3):
+            temporal(cache, layer)[slot] = 167 + [0, 1, 1, 2][k] + (0.5 if k == 1 else 0)
+
+    def fail(*_, **__):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pagecore.cache.memory.sealer.seal_kv", fail)
+        with pytest.raises(MemoryError):
+            cache.commit(batch, accepted_path=[[0, 2]])
+    assert batch.in_flight
+    assert (sequence.num_computed_tokens, sequence.num_sealed_tokens, cache.checkpoint(sequence)) == (166, 96, kept)
+    cache.commit(batch, accepted_path=[[0, 2]])
+    assert sequence.num_computed_tokens == 168
+    assert (temporal(cache)[cache.state_slot(sequence)] == 168).all()
+    assert sequence.num_sealed_tokens == 128
+    assert cache.stats().num_cached_states == before.num_cached_states
+    cache.check_invariants()
+
+
 @pytest.mark.parametrize("in_place", [True, False])
 def test_rejected_drafts_leave_the_state_after_the_accepted_ones(in_place):
     cache = make(draft_tokens=3, in_place=in_place, num_states=16)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, PagedKVCache, StateSpec, SwapSpace, UnsupportedOption
+from pagecore.tiers.host.tier import HostTier
 from tests.cache.hybrid_models import around
 from tests.cache.sealing import as_read, sealed_after
 from tests.cache.state_rules import StateRules
@@ -75,7 +76,13 @@ class Walk(StateRules):
         self.attending = [spec for spec in self.layers if not isinstance(spec, StateSpec)]
         self.has_windows = any(spec.window is not None or spec.chunk is not None for spec in self.attending)
         self.residual = next(spec.sealing.residual for spec in self.attending if spec.sealing is not None)
-        self.space = SwapSpace(self.cache, num_blocks=9, **({"num_states": 6} if slots else {}))
+        states = {"num_states": 6} if slots else {}
+        if scrub:  # in the memory of a host tier, with tails of its own
+            self.tier = HostTier(self.cache, num_blocks=12, huge_pages=False, **states)
+            own = states if slots and self.rules.checkpoint_format else {}
+            self.space = SwapSpace(self.cache, host=self.tier, num_blocks=9, **own)
+        else:
+            self.space = SwapSpace(self.cache, num_blocks=9, **states)
         self.random = np.random.default_rng(seed)
         self.twins = {}
 
@@ -281,6 +288,7 @@ class Walk(StateRules):
 
     def check(self):
         self.cache.check_invariants()
+        self.space.check_invariants()
         stats = self.cache.stats()
         assert stats.num_free_blocks + stats.num_used_blocks + stats.num_evictable_blocks == stats.num_blocks
         for sequence, twin in self.twins.items():
@@ -298,6 +306,7 @@ class Walk(StateRules):
         self.cache.clear_prefix_cache()
         stats = self.cache.stats()
         assert stats.num_free_blocks == stats.num_blocks
+        assert self.space.num_used_blocks == self.space.num_sequences == 0
         if self.rules is not None:
             assert self.states.slots.num_used == self.states.checkpoints.num_used == 0
 
