@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -94,3 +95,54 @@ def make_sealed_case(
             key[block] = value[block] = np.nan
     dtype = case.block_table.dtype
     return SealedCase(case, sealed._replace(block_table=table.astype(dtype), lens=lens.astype(dtype)), *numbers)
+
+
+def sealed_among(case: SealedCase, chosen: Array) -> tuple[SealedCase, Array]:
+    """Return the chosen sequences, none of which shares a row of the table, as a batch, and their rows of the query."""
+    plain, sealed = case.plain, case.sealed
+    cu = plain.options.get("cu_query_lens", np.arange(len(plain.seq_lens) + 1))
+    rows = np.concatenate([np.arange(cu[i], cu[i + 1]) for i in chosen])
+    options = dict(plain.options)
+    if "cu_query_lens" in options:
+        options["cu_query_lens"] = np.concatenate([[0], np.cumsum(np.diff(cu)[chosen])]).astype(cu.dtype)
+    part = replace(
+        plain,
+        query=plain.query[rows],
+        block_table=plain.block_table[chosen],
+        seq_lens=plain.seq_lens[chosen],
+        options=options,
+        known=None,
+    )
+    sealed = sealed._replace(block_table=sealed.block_table[chosen], lens=sealed.lens[chosen])
+    return replace(case, plain=part, sealed=sealed), rows
+
+
+def sealed_chunks(case: SealedCase, sizes: Iterable[int]) -> Iterator[tuple[SealedCase, slice]]:
+    """Yield the queries of a single sequence in chunks, with their rows; its sealed tokens precede all of them."""
+    plain, begin = case.plain, 0
+    first = plain.seq_lens - len(plain.query)
+    for size in sizes:
+        rows = slice(begin, begin + size)
+        begin += size
+        options = plain.options | {"cu_query_lens": np.array([0, size], np.int32)}
+        seq_lens = (first + begin).astype(plain.seq_lens.dtype)
+        yield replace(case, plain=replace(plain, query=plain.query[rows], seq_lens=seq_lens, options=options)), rows
+
+
+def keep_sealed(case: SealedCase, sequence: int, length: int) -> SealedCase:
+    """Return a case in which a sequence has only its first `length` tokens in sealed blocks.
+
+    The caches have the numbers of the others, rounded to their dtype.
+    """
+    plain, sealed = case.plain, case.sealed
+    size = plain.key_cache.shape[1]
+    caches, numbers = (plain.key_cache.copy(), plain.value_cache.copy()), (case.key_numbers, case.value_numbers)
+    numbers = tuple(each.copy() for each in numbers)
+    for block in plain.block_table[sequence, length // size : sealed.lens[sequence] // size]:
+        for cache, each in zip(caches, numbers, strict=True):
+            cache[block] = each[block]
+            each[block] = cache[block]
+    lens = sealed.lens.copy()
+    lens[sequence] = length
+    plain = replace(plain, key_cache=caches[0], value_cache=caches[1], known=None)
+    return SealedCase(plain, sealed._replace(lens=lens), *numbers)
