@@ -2,6 +2,9 @@
 
 A step reads key and value once. The copy reads half of those bytes and writes them, and so moves the same number.
 Batches with different blocks alternate in a graph until they have read several times the size of the L2.
+
+Decode over sealed blocks of 2 and 4 bits, and 128 newer tokens of each sequence in bfloat16, is compared with a copy of
+its own bytes, and with decode over bfloat16 in the same run.
 """
 
 from __future__ import annotations
@@ -11,13 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import pagecore
-from bench.gpu.checks import TOLERANCE, assert_close, run_over_nan
+from bench.gpu.checks import TOLERANCE, assert_close, relative_error, run_over_nan
 from bench.gpu.controls import COPY, FLASHINFER, SDPA, flashinfer_decode, load_flashinfer, optional_control, sdpa
 from bench.gpu.device import Call, Gpu, clock, copies, described_gpu, in_turn, num_sets
-from bench.gpu.load import GpuLoad
+from bench.gpu.load import GpuLoad, GpuSealed
 from bench.harness.runner import Bench, Job
 from bench.harness.targets import GPU_DECODE_ONE_US_MAX, GPU_DECODE_RATIO_MIN
 from bench.host.attention_load import Shape
+from bench.host.formats import PLAIN
+from bench.host.sealed_load import BLOCK
+from pagecore.arrays.dtypes.formats import SEALED_FORMATS
 
 CLOCK = clock
 
@@ -57,6 +63,7 @@ MORE = (
     Case(Shape(32, 8, 80, 16, 4096)),
 )
 SMOKE = (Case(Shape(4, 2, 64, 2, 96)), Case(Shape(4, 4, 64, 2, 40), "float32", 8))
+SEALED, SEALED_SMOKE = Shape(32, 8, 128, 16, 4096), Shape(4, 2, 64, 2, 96)
 
 
 def run(bench: Bench, _options: argparse.Namespace) -> None:
@@ -68,6 +75,10 @@ def run_on(bench: Bench, gpu: Gpu) -> None:
     """Run all figures on one device."""
     flashinfer = load_flashinfer(bench)
     bench.each(bench.pick((*MAIN, *MORE), SMOKE, quick=MAIN), lambda case: _decode(bench, gpu, flashinfer, case))
+    shape = bench.pick(SEALED, SEALED_SMOKE)
+    for name in SEALED_FORMATS:
+        with bench.case(_sealed_title(shape, name)):
+            _decode_sealed(bench, gpu, shape, name)
 
 
 def _decode(bench: Bench, gpu: Gpu, flashinfer: Any, case: Case) -> None:
@@ -88,7 +99,7 @@ def _decode(bench: Bench, gpu: Gpu, flashinfer: Any, case: Case) -> None:
         case.title,
         subject,
         controls,
-        check=lambda: _check(load, case, query, outs, subject),
+        check=lambda: _check(load, case.dtype, query, outs, subject),
         nbytes=nbytes,
         at_least=None if case.ratio_min is None else {COPY: case.ratio_min},
         at_most=case.us_max,
@@ -96,13 +107,50 @@ def _decode(bench: Bench, gpu: Gpu, flashinfer: Any, case: Case) -> None:
     )
 
 
-def _call(query: Any, load: GpuLoad, table: Any, out: Any, plan: pagecore.AttentionPlan) -> Call:
-    return lambda: pagecore.paged_attention(
-        query, load.key_cache, load.value_cache, table, load.seq_lens, plan=plan, out=out
+def _sealed_title(shape: Shape, name: str) -> str:
+    return f"decode {shape.title}, {name}"
+
+
+def _decode_sealed(bench: Bench, gpu: Gpu, shape: Shape, name: str) -> None:
+    sets = bench.pick(num_sets(shape.nbytes(PLAIN) * SEALED_FORMATS[name] // 16), 2)
+    load = GpuLoad(gpu, shape, PLAIN, sets, BLOCK)
+    sealed = GpuSealed(load, name)
+    query, plan = load.query(shape.sequences), load.plan(None, shape.sequences)
+    outs, exact = (gpu.random((sets, *query.shape), PLAIN) for _ in range(2))
+    batches = zip(load.tables, outs, sealed.batches, strict=True)
+    subject = gpu.job(in_turn([_call(query, load, *each[:2], plan, each[2]) for each in batches]))
+    plain = [_call(query, load, table, out, plan) for table, out in zip(load.tables, exact, strict=True)]
+    controls = {COPY: gpu.job(in_turn(copies(gpu, sealed.nbytes // 2, sets))), PLAIN: gpu.job(in_turn(plain))}
+
+    def check() -> None:
+        _check(sealed.read, PLAIN, query, outs, subject)
+        controls[PLAIN].run()
+        bench.fact(f"error of {_sealed_title(shape, name)}", relative_error(outs.double(), exact.double()))
+
+    bench.compare(
+        _sealed_title(shape, name),
+        subject,
+        controls,
+        check=check,
+        nbytes=sealed.nbytes,
+        sizes=shape.sizes | {"format": name, "block_size": BLOCK, "sets": sets},
     )
 
 
-def _check(load: GpuLoad, case: Case, query: Any, outs: Any, subject: Job) -> None:
+def _call(
+    query: Any,
+    load: GpuLoad,
+    table: Any,
+    out: Any,
+    plan: pagecore.AttentionPlan,
+    sealed: pagecore.SealedBlocks | None = None,
+) -> Call:
+    return lambda: pagecore.paged_attention(
+        query, load.key_cache, load.value_cache, table, load.seq_lens, sealed=sealed, plan=plan, out=out
+    )
+
+
+def _check(load: GpuLoad, dtype: str, query: Any, outs: Any, subject: Job) -> None:
     """Require finite rows, and compare some rows of the first and last batch with float64."""
     run_over_nan(subject, outs)
     shape = load.shape
@@ -110,4 +158,4 @@ def _check(load: GpuLoad, case: Case, query: Any, outs: Any, subject: Job) -> No
         for sequence, head in ((0, 0), (shape.sequences - 1, shape.query_heads - 1)):
             got = outs[batch, sequence, head].double()
             expected = load.expected(batch, query[sequence, head], shape.context - 1, sequence, head)
-            assert_close(got, expected, TOLERANCE[case.dtype])
+            assert_close(got, expected, TOLERANCE[dtype])

@@ -1,7 +1,7 @@
 """Prefill over a paged cache on a GPU, against a matrix product of equal FLOP, torch's SDPA, and FlashInfer.
 
 Prefill over quantised caches is compared with prefill over bfloat16 in the same run; the relative error of the output
-is by the Frobenius norm.
+is by the Frobenius norm. "kivi2" and "kivi4" are sealed blocks, and 128 newer tokens of each prompt in bfloat16.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from bench.gpu.controls import (
     sdpa,
 )
 from bench.gpu.device import Call, Gpu, clock, described_gpu, in_turn
-from bench.gpu.load import GpuLoad, GpuStored
+from bench.gpu.load import GpuLoad, GpuSealed, GpuStored
 from bench.harness.runner import Bench, Job
 from bench.harness.targets import GPU_PREFILL_RATIO_MIN
 from bench.host.attention_load import Shape
 from bench.host.formats import ERROR_MAX, PLAIN, bits_of
-from pagecore.arrays.dtypes.formats import FORMATS, Format
+from bench.host.sealed_load import BLOCK
+from pagecore.arrays.dtypes.formats import FORMATS, SEALED_FORMATS, Format
 
 CLOCK = clock
 # A prompt of 2,048 tokens takes 100 us or more, so the launch of a graph is negligible; 64 of the longest prompts would
@@ -89,6 +90,9 @@ def run_on(bench: Bench, gpu: Gpu) -> None:
     for name in bench.pick(tuple(FORMATS), tuple(FORMATS), quick=STORED_QUICK):
         with bench.case(_stored_title(shape, name)):
             _prefill_stored(bench, gpu, shape, FORMATS[name])
+    for name in SEALED_FORMATS:
+        with bench.case(_stored_title(shape, name)):
+            _prefill_sealed(bench, gpu, shape, name)
 
 
 def _prefill(bench: Bench, gpu: Gpu, flashinfer: Any, case: Case) -> None:
@@ -133,27 +137,48 @@ def _stored_title(shape: Shape, name: str) -> str:
 def _prefill_stored(bench: Bench, gpu: Gpu, shape: Shape, format: Format) -> None:
     load = GpuLoad(gpu, shape, PLAIN, 1)
     stored = GpuStored(load, format)
+    _compare_stored(bench, load, load, format.name, stored.caches, stored.scales, ERROR_MAX[bits_of(format)])
+
+
+def _prefill_sealed(bench: Bench, gpu: Gpu, shape: Shape, name: str) -> None:
+    load = GpuLoad(gpu, shape, PLAIN, 1, BLOCK)
+    sealed = GpuSealed(load, name)
+    caches, options = [load.key_cache, load.value_cache], {"sealed": sealed.batches[0]}
+    _compare_stored(bench, load, sealed.read, name, caches, options, TOLERANCE[PLAIN])
+
+
+def _compare_stored(
+    bench: Bench,
+    load: GpuLoad,
+    oracle: GpuLoad,
+    name: str,
+    caches: list[Any],
+    options: dict[str, Any],
+    tolerance: float,
+) -> None:
+    """Compare prompts over stored keys and values with prompts over those of the load; `oracle` has the former."""
+    gpu, shape = load.gpu, load.shape
     query = load.query(shape.sequences * shape.context)
     out, exact = gpu.torch.empty_like(query), gpu.torch.empty_like(query)
     cu_query_lens, plan = _planned(gpu, load)
-    call = _call(query, load, stored.caches, cu_query_lens, out, plan, **stored.scales)
+    call = _call(query, load, caches, cu_query_lens, out, plan, **options)
     plain = _call(query, load, [load.key_cache, load.value_cache], cu_query_lens, exact, plan)
     subject, control = gpu.job(in_turn([call], PROMPTS)), gpu.job(in_turn([plain], PROMPTS))
 
     def check() -> None:
-        for got, expected in _checked_rows(load, query, out, subject):
-            assert_close(got, expected, ERROR_MAX[bits_of(format)])
+        for got, expected in _checked_rows(oracle, query, out, subject):
+            assert_close(got, expected, tolerance)
         control.run()
         error = relative_error(out.double(), exact.double())
-        bench.fact(f"error of {_stored_title(shape, format.name)}", error)
+        bench.fact(f"error of {_stored_title(shape, name)}", error)
 
     bench.compare(
-        _stored_title(shape, format.name),
+        _stored_title(shape, name),
         subject,
         {PLAIN: control},
         check=check,
         flop=Case(shape).flop,
-        sizes=shape.sizes | {"format": format.name, "block_size": load.block_size},
+        sizes=shape.sizes | {"format": name, "block_size": load.block_size},
     )
 
 
@@ -164,7 +189,7 @@ def _call(
     cu_query_lens: Any,
     out: Any,
     plan: pagecore.AttentionPlan,
-    **scales: Any,
+    **options: Any,
 ) -> Call:
     return lambda: pagecore.paged_attention(
         query,
@@ -175,7 +200,7 @@ def _call(
         cu_query_lens=cu_query_lens,
         plan=plan,
         out=out,
-        **scales,
+        **options,
     )
 
 

@@ -1,13 +1,19 @@
-"""Inputs of the GPU attention benches: random key and value in scattered blocks, and contiguous copies of them."""
+"""Inputs of the GPU attention benches: random key and value in scattered blocks, and contiguous copies of them.
+
+The same key and value can be in a format, or in sealed blocks.
+"""
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import pagecore
 from bench.gpu.device import Gpu
 from bench.host.attention_load import Shape
-from pagecore.arrays.dtypes.formats import Format
+from bench.host.sealed_load import BLOCK, GROUP, RESIDUAL
+from pagecore import SealedBlocks
+from pagecore.arrays.dtypes.formats import SEALED_FORMATS, Format
 
 
 class GpuLoad:
@@ -86,3 +92,48 @@ class GpuStored:
         key, value = (plane.flatten(0, 1) for plane in planes)
         key_cache, value_cache = self.caches
         pagecore.write_kv(key, value, key_cache, value_cache, slots, format=format.name, **self.scales)
+
+
+class GpuSealed:
+    """The key and value of a load in sealed blocks, but for the newest tokens of each sequence.
+
+    The load must have blocks of `BLOCK` tokens.
+
+    Attributes
+    ----------
+    name : str
+        "kivi2" or "kivi4".
+    bits : int
+        Bits of a code.
+    batches : list of SealedBlocks
+        One for each batch of the load; they share their planes.
+    read : GpuLoad
+        The load with the numbers of the sealed blocks, rounded to its dtype.
+    nbytes : int
+        Bytes of words, scales and newest tokens of a batch.
+    """
+
+    def __init__(self, load: GpuLoad, name: str) -> None:
+        torch, place, shape = load.gpu.torch, load.gpu.place, load.shape
+        self.name, self.bits = name, SEALED_FORMATS[name]
+        blocks, _, heads, dim = load.key_cache.shape
+        shapes = {
+            "key": (blocks, heads, BLOCK * self.bits // 32, dim),
+            "value": (blocks, BLOCK, heads, dim * self.bits // 32),
+            "key_scale": (blocks, heads, BLOCK // GROUP, 2, dim),
+            "value_scale": (blocks, BLOCK, heads, dim // GROUP, 2),
+        }
+        kinds = {each: torch.bfloat16 if "scale" in each else torch.int32 for each in shapes}
+        planes = {each: torch.zeros(size, dtype=kinds[each], device=place) for each, size in shapes.items()}
+        whole = max(shape.context - RESIDUAL, shape.context // 2) // BLOCK
+        lens = torch.full((shape.sequences,), whole * BLOCK, dtype=torch.int32, device=place)
+        tables = [table[:, :whole].contiguous() for table in load.tables]
+        self.batches = [SealedBlocks(**planes, block_table=table, lens=lens) for table in tables]
+        pairs = torch.cat([table.flatten() for table in tables]).unsqueeze(1).repeat(1, 2)
+        pagecore.seal_kv(load.key_cache, load.value_cache, self.batches[0], pairs)
+        self.read = copy(load)
+        self.read.key_cache, self.read.value_cache = load.key_cache.clone(), load.value_cache.clone()
+        pagecore.unseal_kv(self.batches[0], self.read.key_cache, self.read.value_cache, pairs)
+        sealed = sum(plane[0].nbytes for plane in planes.values()) * whole
+        newest = (load.key_cache[0, 0].nbytes + load.value_cache[0, 0].nbytes) * (shape.context - whole * BLOCK)
+        self.nbytes = shape.sequences * (sealed + newest)

@@ -18,11 +18,14 @@ import pagecore
 from bench import cli
 from bench.cli import GPU_NAMES
 from bench.gpu import controls, device, gpu_write
+from bench.gpu.checks import TOLERANCE, assert_close
 from bench.gpu.device import COLD_BYTES, Gpu, GpuMissing, in_turn, num_sets, require_gpu
-from bench.gpu.load import GpuLoad
+from bench.gpu.load import GpuLoad, GpuSealed
 from bench.harness.runner import Bench
 from bench.host.attention_load import Shape
+from bench.host.formats import PLAIN
 from pagecore.arrays.cuda.current import use_runtime
+from pagecore.arrays.dtypes.formats import SEALED_FORMATS
 from tests.arrays.fake_runtime import FakeRuntime
 
 pytestmark = pytest.mark.slow
@@ -249,7 +252,9 @@ def test_a_control_that_refuses_a_case_is_left_out_with_a_note(bench, host, monk
     monkeypatch.setattr(host.torch.torch.nn.functional, "scaled_dot_product_attention", refuse)
     import_module("bench.gpu.gpu_decode").run_on(bench, host)
     assert bench.failures == []
-    assert all(list(figure.controls) == [controls.COPY] for figure in bench.figures)
+    for figure in bench.figures:
+        sealed = figure.sizes.get("format") in SEALED_FORMATS  # compared with plain caches, and not with SDPA
+        assert list(figure.controls) == [controls.COPY, *([PLAIN] if sealed else [])]
     assert any("SDPA, contiguous KV is left out: RuntimeError: No available kernel" in note for note in bench.notes)
 
 
@@ -327,6 +332,25 @@ def test_batches_have_disjoint_blocks_and_the_controls_the_same_tokens(host, tor
     expected = load.expected(1, query[2, 3], 17, 2, 3)
     scores = key[2, 1, :18].double() @ query[2, 3].double() / 8**0.5
     assert torch.allclose(expected, torch.softmax(scores, 0) @ value[2, 1, :18].double())
+
+
+@pytest.mark.parametrize("name", SEALED_FORMATS)
+def test_a_sealed_load_has_blocks_of_one_kind_or_the_other(host, torch, name):
+    load = GpuLoad(host, Shape(4, 2, 64, 3, 200), "bfloat16", batches=2, block_size=32)
+    key, value = load.key_cache.clone(), load.value_cache.clone()
+    sealed = GpuSealed(load, name)
+    bits = sealed.bits
+    plan = load.plan(None, 3)
+    for batch, blocks in enumerate(sealed.batches):
+        assert blocks.lens.tolist() == [96, 96, 96]  # half of the context, as whole blocks: it is short
+        assert torch.equal(blocks.block_table, load.tables[batch][:, :3])
+        query = load.query(3)
+        arguments = (query, key, value, load.tables[batch], load.seq_lens)
+        got = pagecore.paged_attention(*arguments, sealed=blocks, plan=plan)
+        expected = sealed.read.expected(batch, query[2, 3], 199, 2, 3)
+        assert_close(got[2, 3].double(), expected, TOLERANCE["bfloat16"])
+    assert torch.equal(load.key_cache, key)
+    assert sealed.nbytes == 3 * (96 * 2 * 2 * 64 * (bits + 1) // 8 + 104 * 2 * 2 * 64 * 2)
 
 
 def test_calls_go_through_more_memory_than_caches_hold():
