@@ -59,11 +59,11 @@ def run_seal(*where: Path) -> None:
 
 
 def run_restore(*where: Path) -> None:
-    """Groups that begin within the eight codes of a thread; more threads than tasks."""
+    """Several groups that begin within the eight codes of a thread; more threads than tasks."""
     runtime = EmulatedRuntime(*where)
     with use_runtime(runtime):
         for axis in (-2, -1):
-            test_quantize.test_sealed_formats_as_on_the_host(Kit(runtime), 4, ("kivi2", axis), "float16")
+            test_quantize.test_sealed_formats_as_on_the_host(Kit(runtime), 2, ("kivi2", axis), "float16")
         test_quantize.test_leading_axes_that_do_not_follow_each_other(Kit(runtime))
         runtime.finish()
 
