@@ -10,13 +10,16 @@
 //   values   [tokens, value_dim]; over codes they are unpacked in the place of the keys
 //   codes    [2][tokens, code_bytes], of keys and of values
 //   scales   [2][tokens, scale_bytes]: of groups, or of a row, followed by the factor of its column
+//   sealed   words and scales of the tile's tokens in sealed blocks, of keys or of values, which are unpacked to their
+//            rows above (attention/prefill/sealed.cuh); one of the two at a time
 //   slots    [2][tokens]: 64-bit offsets of keys and of values in the cache; keys are one tile ahead of values. Over
-//            codes [tokens]: Slot
+//            codes [tokens]: Slot. With sealed blocks [2][tokens]: Slot
 //   ranges   [rows]: KeyRange of a row
 //   sums     [rows]: largest lse and sum of the pieces that have been folded
 //   words    [8]: one for each warp
 //   item     ItemSpan (attention/prefill/feed.cuh)
 //   spans    [warps]: WarpSpan (attention/prefill/rows.cuh)
+//   tables   BlockTables of the item's sequence, with sealed blocks
 struct PcPrefillShape {
   int key_dim;  // of the instance
   int value_dim;
@@ -24,7 +27,8 @@ struct PcPrefillShape {
   int row_tiles;  // of a warp, 16 rows each
   int tokens;     // of a tile
   int blocks_per_sm;
-  int code_bits;  // 8 or 4; 0: a 16-bit cache
+  int code_bits;    // 8 or 4; 0: a 16-bit cache
+  int sealed_bits;  // of the codes of sealed blocks, 4 or 2; 0: there are none
 
   constexpr int rows() const { return warps * row_tiles * 16; }
   constexpr int keys_begin() const { return rows() * pc_row_bytes(key_dim); }
@@ -37,20 +41,26 @@ struct PcPrefillShape {
   }
   constexpr int codes_begin() const { return values_begin() + tokens * pc_row_bytes(value_dim); }
   constexpr int scales_begin() const { return codes_begin() + 2 * tokens * code_bytes(); }
-  constexpr int slots_begin() const { return scales_begin() + 2 * tokens * scale_bytes(); }
+  constexpr int sealed_begin() const { return scales_begin() + 2 * tokens * scale_bytes(); }
+  constexpr int sealed_word_bytes() const { return tokens * key_dim * sealed_bits / 8; }
+  // A scale and a least number of up to 4 bytes: of keys for each dim of 16 tokens, of values for each 16 dims.
+  constexpr int sealed_bytes() const { return sealed_bits == 0 ? 0 : sealed_word_bytes() + tokens / 16 * key_dim * 8; }
+  constexpr int slots_begin() const { return sealed_begin() + sealed_bytes(); }
   constexpr int ranges_begin() const { return slots_begin() + (code_bits == 0 ? 2 : 1) * tokens * 8; }
   constexpr int sums_begin() const { return ranges_begin() + rows() * 8; }
   constexpr int words_begin() const { return sums_begin() + rows() * 8; }
   constexpr int item_begin() const { return words_begin() + 32; }
   constexpr int spans_begin() const { return item_begin() + 32; }
-  constexpr int bytes() const { return spans_begin() + warps * 16; }
+  constexpr int tables_begin() const { return spans_begin() + warps * 16; }
+  constexpr int bytes() const { return tables_begin() + (sealed_bits == 0 ? 0 : 16); }
 };
 
-constexpr PcPrefillShape pc_prefill_tiles(int key_dim, int value_dim, bool full, int code_bits = 0) {
+constexpr PcPrefillShape pc_prefill_tiles(int key_dim, int value_dim, bool full, int code_bits = 0,
+                                          int sealed_bits = 0) {
   // With 32 rows a warp uses each fragment of keys and values twice, if the registers suffice.
-  if (value_dim <= 128 && !full) return {key_dim, value_dim, 4, 2, 64, 2, code_bits};
-  if (value_dim <= 128) return {key_dim, value_dim, 8, 1, 64, 1, code_bits};
-  return {key_dim, value_dim, 8, 1, 32, 1, code_bits};
+  if (value_dim <= 128 && !full) return {key_dim, value_dim, 4, 2, 64, 2, code_bits, sealed_bits};
+  if (value_dim <= 128) return {key_dim, value_dim, 8, 1, 64, 1, code_bits, sealed_bits};
+  return {key_dim, value_dim, 8, 1, 32, 1, code_bits, sealed_bits};
 }
 
 constexpr PcLaunchShape pc_launch_shape(const PcPrefillShape& tiles) {
@@ -64,6 +74,11 @@ constexpr PcLaunchShape pc_prefill_shape(int key_dim, int value_dim, bool full) 
 // The shape of prefill_stored.
 constexpr PcLaunchShape pc_prefill_stored_shape(int code_bits, int dim, bool full) {
   return pc_launch_shape(pc_prefill_tiles(dim, dim, full, code_bits));
+}
+
+// The shape of prefill_sealed.
+constexpr PcLaunchShape pc_prefill_sealed_shape(int sealed_bits, int dim, bool full) {
+  return pc_launch_shape(pc_prefill_tiles(dim, dim, full, 0, sealed_bits));
 }
 
 // The shape of an instance with equal dims of keys and values.
@@ -82,6 +97,9 @@ constexpr bool pc_prefill_stored_fits(int dim) {
 }
 
 static_assert(pc_prefill_stored_fits(64) && pc_prefill_stored_fits(128) && pc_prefill_stored_fits(256),
+              "every architecture provides 99 KiB");
+static_assert(pc_prefill_sealed_shape(4, 128, false).shared_bytes <= 99 * 1024 &&
+                  pc_prefill_sealed_shape(4, 128, true).shared_bytes <= 99 * 1024,
               "every architecture provides 99 KiB");
 static_assert(pc_prefill_fits(64, 64) && pc_prefill_fits(96, 96) && pc_prefill_fits(128, 128),
               "every architecture provides 99 KiB");

@@ -14,7 +14,7 @@ import pytest
 import pagecore
 from pagecore import SealedBlocks, errors
 from pagecore.ops import paged_attention, plan_attention
-from tests.cuda.attention_cases import LIMITS, OPTIONS
+from tests.cuda.attention_cases import BF16, LIMITS, OPTIONS
 from tests.cuda.kit import Kit
 from tests.ops.cases import DTYPES, LAYOUTS, Shape, assert_lse_close, assert_output_close, random_mask
 from tests.ops.sealed_cases import SealedCase, make_sealed_case
@@ -49,11 +49,51 @@ def expect(case: SealedCase, **more: Any) -> tuple[Any, Any]:
     return reference.paged_attention(*arrays, **case.plain.options, **more)
 
 
+def expect_of_kernels(case: SealedCase, *, batch_invariant: bool = False) -> tuple[Any, Any]:
+    """Return what the kernels of a call without a selection compute: prefill_sealed rounds the numbers first.
+
+    It serves sequences with more than 16 packed rows, and all sequences of a batch-invariant call.
+    """
+    query, key_cache = case.plain.query, case.plain.key_cache
+    expected = expect(case)
+    if matrix_bits(case) == 0:
+        return expected
+    numbers = (each.astype(query.dtype) for each in (case.key_numbers, case.value_numbers))
+    rounded = expect(replace(case, key_numbers=next(numbers), value_numbers=next(numbers)))
+    cu = case.plain.options.get("cu_query_lens", np.arange(len(case.plain.seq_lens) + 1))
+    sizes = np.diff(cu)
+    is_prompt = np.zeros(len(query), bool)
+    is_prompt[: cu[-1]] = np.repeat((sizes * (query.shape[1] // key_cache.shape[2]) > 16) | batch_invariant, sizes)
+    out, lse = (
+        np.where(is_prompt.reshape(-1, *[1] * (one.ndim - 1)), one, other)
+        for one, other in zip(rounded, expected, strict=True)
+    )
+    return out, lse
+
+
+def matrix_bits(case: SealedCase) -> int:
+    """Return the bits of the codes if matrix instructions serve prompts of a case, whose rows are aligned; else 0."""
+    query, (size, _, dim), sealed = case.plain.query, case.plain.key_cache.shape[1:], case.sealed
+    bits = {32 * each // count for each, count in ((sealed.key.shape[2], size), (sealed.value.shape[3], dim))}
+    group = size // sealed.key_scale.shape[2]
+    halves = query.dtype != np.float16 or sealed.key_scale.dtype == sealed.value_scale.dtype == np.float16
+    serves = (
+        query.dtype != np.float32
+        and query.dtype == case.plain.key_cache.dtype
+        and dim in (64, 128)
+        and dim == case.plain.value_cache.shape[3]
+        and size % 16 == group % 16 == 0
+        and halves
+        and len(bits) == 1
+    )
+    return bits.pop() if serves else 0
+
+
 def check(cuda: Kit, case: SealedCase, *, planned: dict[str, Any] | None = None, **more: Any) -> None:
     if planned is not None:
         more["plan"] = plan_of(cuda, case, **planned)
     out, lse = run(cuda, case, **more)
-    expected = expect(case)
+    expected = expect_of_kernels(case, batch_invariant=bool(planned and planned.get("batch_invariant")))
     assert_output_close(out, expected[0])
     assert_lse_close(lse, expected[1], str(case.plain.query.dtype))
 
@@ -102,6 +142,38 @@ def test_decode_by_matrix_instructions(cuda, dim, bits, dtype, scales):
                 assert f"decode_sealed<{element},{bits},{dim},Plain>" in cuda.runtime.launched
 
 
+@pytest.mark.parametrize(("dim", "bits", "dtype", "scales"), MATRIX)
+def test_prompts_by_matrix_instructions(cuda, dim, bits, dtype, scales):
+    """Tiles with sealed rows alone, with rows of both kinds, and with rows of the caches alone; short last tiles."""
+    for lens in ({"seq_lens": (150, 70, 40), "query_lens": (33, 70, 7)}, {"seq_lens": (130,), "query_lens": (5,)}):
+        for size, groups in ((32, (32, 64)), (48, (16, 16)), (16, (16, 32)))[: 1 if len(lens["seq_lens"]) == 1 else 3]:
+            shape = Shape(heads=(4, 1), dims=(dim, dim), block_size=size, query_dtype=dtype, cache_dtype=dtype, **lens)
+            case = make_sealed_case(shape, (bits, bits), groups)
+            if scales == "float32" and dtype == "bfloat16":
+                wide = {name: getattr(case.sealed, name).astype(np.float32) for name in ("key_scale", "value_scale")}
+                case.sealed = case.sealed._replace(**wide)
+            if cuda.is_emulated:
+                cuda.runtime.launched.clear()
+            check(cuda, case)
+            if cuda.is_emulated:
+                element = {"float16": "pc_half", "bfloat16": "pc_bfloat16"}[dtype]
+                assert f"prefill_sealed<{element},{bits},{dim},Plain>" in cuda.runtime.launched
+
+
+def test_prompts_of_halves_with_other_scales_are_computed_in_float32(cuda):
+    """A scale of float32 can make keys of any magnitude; decode has these keys as bfloat16 times the query."""
+    shape = Shape((90, 40), (20, 1), heads=(4, 1), query_dtype="float16", cache_dtype="float16")
+    case = make_sealed_case(shape, scale=2.0**-24)
+    case.sealed = case.sealed._replace(key_scale=case.sealed.key_scale.astype(np.float32) * np.float32(2.0**20))
+    case.key_numbers[...] = case.key_numbers * np.float32(2.0**20)
+    for i, length in enumerate(case.sealed.lens):  # the caches hold no such numbers
+        case.plain.seq_lens[i] = length
+    case.plain.options["cu_query_lens"] = np.array([0, 20, 21], np.int32)
+    check(cuda, case)
+    if cuda.is_emulated:
+        assert {name.partition("<")[0] for name in cuda.runtime.launched} >= {"decode_sealed", "general_sealed"}
+
+
 def test_scores_and_values_of_any_magnitude(cuda):
     """Keys times scales exceed halves, and queries are small or large."""
     shape = Shape((90, 33, 40), heads=(4, 1), query_dtype="bfloat16", cache_dtype="bfloat16")
@@ -114,10 +186,11 @@ def test_scores_and_values_of_any_magnitude(cuda):
         check(cuda, case)
 
 
+@pytest.mark.parametrize("query_lens", [(4, 3, 1), (20, 70, 5)])
 @pytest.mark.parametrize("bits", [2, 4])
-def test_the_largest_values_of_halves_stay_finite(cuda, bits):
+def test_the_largest_values_of_halves_stay_finite(cuda, bits, query_lens):
     """The rounded scale of a group from -1 to 65504 reads its last value as 65567 or more."""
-    lens = {"seq_lens": (90, 70, 33), "query_lens": (4, 3, 1)}
+    lens = {"seq_lens": (90, 70, 33), "query_lens": query_lens}
     shape = Shape(heads=(4, 1), dims=(64, 64), block_size=16, query_dtype="float16", cache_dtype="float16", **lens)
     case = make_sealed_case(shape, (bits, bits), (16, 16))
     case.sealed.value[...] = -1  # the largest codes
@@ -146,6 +219,25 @@ def test_nan_reaches_only_the_rows_that_attend_to_it(cuda, bits):
     case.sealed.key_scale[block, 0, 0, 0, 3] = np.nan  # of tokens 16 to 31
     rows = np.isnan(run(cuda, case)[0].astype(np.float32)).any((1, 2))
     np.testing.assert_array_equal(rows, [True, True, True, True, False])
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_nan_in_a_sealed_block_reaches_only_the_rows_of_a_prompt_that_attend_to_it(cuda, bits):
+    """Token 45 is in the windows of queries 70 to 84, and tokens 32 to 47 in those of 70 to 86."""
+    shape = Shape((90, 40), (20, 7), heads=(4, 1), query_dtype="bfloat16", cache_dtype="bfloat16")
+    case = make_sealed_case(shape, (bits, bits), window=40)
+    block = case.sealed.block_table[0, 2]
+    expected = run(cuda, case)[0]
+    for number in (0, 1):  # the scale, and the least number
+        case.sealed.value_scale[block, 13, 0, 1, number] = [np.nan, np.inf][number]
+        out = run(cuda, case)[0].astype(np.float32)
+        rows = ~np.isfinite(out).all((1, 2))
+        np.testing.assert_array_equal(rows, np.arange(27) < 15)
+        np.testing.assert_allclose(out[:20, :, :32], expected[:20, :, :32].astype(np.float32), atol=0.02)
+        case.sealed.value_scale[block, 13, 0, 1, number] = 0.5
+    case.sealed.key_scale[block, 0, 0, 0, 3] = np.nan
+    rows = np.isnan(run(cuda, case)[0].astype(np.float32)).any((1, 2))
+    np.testing.assert_array_equal(rows, np.arange(27) < 17)
 
 
 @pytest.mark.parametrize("lens", LENS)
@@ -258,16 +350,20 @@ def test_indices_on_the_host_and_on_the_device(cuda, on_host):
 
 def test_contents_of_device_arrays_that_are_wrong_read_nothing_outside(cuda):
     """Lengths are cut to whole blocks of the sequence, blocks outside become block 0: the emulator checks the reads."""
-    case = make_sealed_case(Shape(heads=HEADS, seq_lens=(90, 40)))
-    right = case.sealed
-    case.sealed = right._replace(lens=right.lens + np.array([7, 0], right.lens.dtype))
-    check(cuda, case)  # rounded down
-    for lens in ([2**31 - 1, -5], [10**6, 16]):
-        case.sealed = right._replace(lens=np.array(lens, np.int32))
-        run(cuda, case)
-    for block in (-1, 10**6, len(right.key)):
-        case.sealed = right._replace(block_table=np.full_like(right.block_table, block))
-        run(cuda, case)
+    for shape in (
+        Shape(heads=HEADS, seq_lens=(90, 40)),
+        Shape(heads=HEADS, seq_lens=(90, 40), query_lens=(30, 5), **BF16),
+    ):
+        case = make_sealed_case(shape)
+        right = case.sealed
+        case.sealed = right._replace(lens=right.lens + np.array([7, 0], right.lens.dtype))
+        check(cuda, case)  # rounded down
+        for lens in ([2**31 - 1, -5], [10**6, 16]):
+            case.sealed = right._replace(lens=np.array(lens, np.int32))
+            run(cuda, case)
+        for block in (-1, 10**6, len(right.key)):
+            case.sealed = right._replace(block_table=np.full_like(right.block_table, block))
+            run(cuda, case)
 
 
 REFUSALS: list[tuple[dict[str, Any], Any, str]] = [

@@ -14,11 +14,13 @@ from tests.cuda.attention_cases import BF16, DeviceCase, check
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import FULL
 from tests.cuda.test_latent_attention import check as check_latent
+from tests.cuda.test_sealed import check as check_sealed
 from tests.cuda.test_stored import check as check_stored
 from tests.emulator import test_sparse_faults
 from tests.emulator.mutants import survivors
 from tests.ops.cases import Shape, make_case
 from tests.ops.format_cases import make_format_case
+from tests.ops.sealed_cases import make_sealed_case
 from tests.ops.test_latent_attention import make_case as make_latent_case
 
 DECODE = Shape(seq_lens=(700, 37, 0, 129, 5), heads=(8, 2), block_size=5, **BF16)
@@ -111,6 +113,15 @@ def prompts_stored(name, dtype):
     return work
 
 
+def prompts_sealed(runtime):
+    """Attend by prompts whose tiles are sealed, not sealed, and in part; with few workers, and in pieces."""
+    with use_runtime(runtime):
+        kit = Kit(runtime)
+        for shape in (replace(MIXED, seq_lens=(300, 77, 70, 0, 130, 64)), NO_KEYS):
+            check_sealed(kit, make_sealed_case(shape), planned={"num_workers": 2})
+        check_sealed(kit, make_sealed_case(replace(LONG, seq_lens=(1100,))), planned={"batch_invariant": True})
+
+
 def in_turn(*works):
     def work(runtime):
         for each in works:
@@ -149,6 +160,7 @@ KERNELS = {
         ["attention/prefill/stored.cuh"],
         in_turn(prompts_stored("int8_token", "float16"), prompts_stored("nvfp4", "bfloat16")),
     ),
+    "prefill over sealed blocks": (["attention/prefill/sealed.cuh"], prompts_sealed),
     "prefill": (
         [
             "attention/prefill/prefill.cu",

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from pagecore import SealedBlocks
 from pagecore.arrays.cuda.current import use_runtime
 from tests.cuda import test_quantize, test_seal, test_sealed
 from tests.cuda.kit import Kit
@@ -15,11 +17,12 @@ from tests.emulator.build import SOURCES
 from tests.emulator.faults import Fault
 from tests.emulator.runtime import EmulatedRuntime
 from tests.ops.cases import DTYPES, Shape
-from tests.ops.sealed_cases import empty_sealed, make_sealed_case
+from tests.ops.sealed_cases import SealedCase, empty_sealed, make_sealed_case
 
 pytestmark = pytest.mark.slow
 
 WRONG, RACE, OUTSIDE = "is off by|not finite", "races", "after the end|before the allocation"
+UNFINISHED = "races|uninitialised"
 SEAL_FAULTS = {
     "the range of one lane's chunks": Fault("affine_lanes", "    for (int mask = lanes; mask < lanes; mask *= 2) {"),
     "a quotient by a scale of 0": Fault("affine_divisor", "divisor = scale;"),
@@ -45,6 +48,20 @@ SEALED_FAULTS = {
     "scales of tokens of other items": Fault("sealed_scales_of_other_items", "const bool exists = true;", None),
     "scales become zeros while they are read": Fault("sealed_barrier_before_zeros", "", RACE),
     "scales are read before they are zeros": Fault("sealed_barrier_after_zeros", "", RACE),
+}
+
+PROMPT_FAULTS = {
+    "values that have not arrived are unpacked": Fault("prefill_sealed_wait", "", "in flight"),
+    "keys that are being unpacked are multiplied": Fault("prefill_sealed_barrier_after_keys", "", UNFINISHED),
+    "values that are being unpacked are multiplied": Fault("prefill_sealed_barrier_after_values", "", UNFINISHED),
+    "scales of tokens of other items": Fault("prefill_sealed_scales_of_other_items", "const bool exists = true;", None),
+    "keys of a quarter without its first token": Fault(
+        "prefill_sealed_quarters", "const bool exists = keys.has(token + 16 * quarter);", WRONG
+    ),
+    "slots of a quarter without its first token": Fault(
+        "prefill_sealed_slots", "const bool exists = keys.has(own);", WRONG
+    ),
+    "rows of the caches over sealed rows": Fault("prefill_sealed_rows", "if (row < 0) continue;", None),
 }
 
 
@@ -82,13 +99,45 @@ def run_sealed(*where: Path) -> None:
         runtime.finish()
 
 
+def in_last_blocks(case: SealedCase) -> SealedCase:
+    """Return the case with its sealed blocks after others, one for each block of the caches."""
+    *planes, table, lens = case.sealed
+    count = len(planes[0])
+    planes = [np.concatenate([np.full_like(each, -1), each]) for each in planes]
+    return replace(case, sealed=SealedBlocks(*planes, table + np.where(table < count, count, 0), lens))
+
+
+def run_prompts(*where: Path) -> None:
+    """Windows that begin within a quarter of a tile, and NaN in tokens that rows do not attend to.
+
+    The planes have more blocks than the caches.
+    """
+    runtime = EmulatedRuntime(*where)
+    shape = Shape((150, 70), (33, 7), heads=(4, 1), query_dtype="bfloat16", cache_dtype="bfloat16")
+    with use_runtime(runtime):
+        test_sealed.check(Kit(runtime), in_last_blocks(make_sealed_case(shape, window=50)))
+        single = make_sealed_case(replace(shape, query_lens=None), window=80)
+        single.sealed.value_scale[single.sealed.block_table[0, 4], 5] = (
+            np.nan
+        )  # of token 69, the last before the window
+        test_sealed.check(Kit(runtime), single, planned={"batch_invariant": True})
+        test_sealed.test_nan_in_a_sealed_block_reaches_only_the_rows_of_a_prompt_that_attend_to_it(Kit(runtime), 4)
+        runtime.finish()
+
+
 def test_the_kernels_are_right_without_a_fault():
     run_seal()
     run_restore()
     run_sealed()
+    run_prompts()
 
 
-RUNS = [(SEAL_FAULTS, run_seal), (RESTORE_FAULTS, run_restore), (SEALED_FAULTS, run_sealed)]
+RUNS = [
+    (SEAL_FAULTS, run_seal),
+    (RESTORE_FAULTS, run_restore),
+    (SEALED_FAULTS, run_sealed),
+    (PROMPT_FAULTS, run_prompts),
+]
 PLANTED = [(name, faults, run) for faults, run in RUNS for name in cases(list(faults)[::2], list(faults))]
 
 

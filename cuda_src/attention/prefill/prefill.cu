@@ -47,11 +47,13 @@
 //
 // Bytes: queries are read once, keys and values once for each 128 rows (mostly from L2), the output is written once.
 //
-// prefill_stored has the same phases over codes of 8 or 4 bits (stored.cuh).
+// prefill_stored has the same phases over codes of 8 or 4 bits (stored.cuh), and prefill_sealed over sealed blocks and
+// the 16-bit caches of the tokens after them (sealed.cuh).
 
 #include "cuda_src/attention/prefill/feed.cuh"
 #include "cuda_src/attention/prefill/output.cuh"
 #include "cuda_src/attention/prefill/rows.cuh"
+#include "cuda_src/attention/prefill/sealed.cuh"
 #include "cuda_src/attention/prefill/stored.cuh"
 
 namespace pagecore {
@@ -231,6 +233,16 @@ void prefill_stored(const PcStoredAttentionParams params) {
   using Tile = PrefillStoredTile<T, kBits, kDim, Options>;
   const Shared<pc_uint8> shared = pc_shared_buffer();
   run_items<Tile>(params.attention, shared, StoredFeed<Tile>(params, shared), StoredScales<Tile>(params, shared));
+}
+
+// The first tokens of sequences are in sealed blocks with codes of kBits (sealed.cuh).
+template <typename T, int kBits, int kDim, typename Options>
+PC_KERNEL(pc_prefill_sealed_shape(kBits, kDim, Options::kFull).threads,
+          pc_prefill_sealed_shape(kBits, kDim, Options::kFull).blocks_per_sm)
+void prefill_sealed(const PcSealedAttentionParams params) {
+  using Tile = PrefillSealedTile<T, kBits, kDim, Options>;
+  const Shared<pc_uint8> shared = pc_shared_buffer();
+  run_items<Tile>(params.attention, shared, SealedFeed<Tile>(shared), NoScales());
 }
 
 }  // namespace pagecore

@@ -196,10 +196,10 @@ def paged_attention(
     are checked and planned by the host, and rows and blocks are checked if none of these arrays, nor the mask, the
     lists of `blocks` and `indices`, or the table and lengths of `sealed`, is on the device. Contents of device arrays
     are not checked: lengths are cut to what the arrays hold, those of `sealed` to whole blocks, and a block outside the
-    cache is read as block 0. Softmax weights are rounded to the dtype of
-    query, key and value if all three are float16 or all are bfloat16, both head dims are multiples of 8 up to 256, and
-    rows begin at multiples of 16 bytes; also over quantised caches that matrix instructions serve. Prompts with a
-    selection are computed in float32. Head dims are at most 512.
+    cache is read as block 0. Softmax weights are rounded to the dtype of query, key and value if all three are float16
+    or all are bfloat16, both head dims are multiples of 8 up to 256, and rows begin at multiples of 16 bytes; also over
+    quantised caches and sealed blocks that matrix instructions serve, and over the latter prompts round keys and values
+    to that dtype. Prompts with a selection are computed in float32. Head dims are at most 512.
 
     Paged attention: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention",
     2023. Trees: Miao et al., "SpecInfer: Accelerating Large Language Model Serving with Tree-based Speculative

@@ -69,7 +69,7 @@ def test_every_architecture_has_the_sizes_of_its_multiprocessor():
     assert {usage.resident_blocks(Usage("a", name, 255, 0, 0, 0, 0), 128, 0) for name in ARCHITECTURES} == {2}
 
 
-ENTRIES = ["decode", "decode_stored", "decode_sealed", "prefill", "prefill_stored"]
+ENTRIES = ["decode", "decode_stored", "decode_sealed", "prefill", "prefill_stored", "prefill_sealed"]
 ENTRIES += ["general", "general_stored", "general_sealed"]
 
 
@@ -174,8 +174,11 @@ def test_quantised_caches_have_kernels(name, dims, query, served):
     [
         ((128, 128), "bfloat16", {}, "decode_sealed<pc_bfloat16,4,128,Plain>"),
         ((64, 64), "float16", {"sealed_bits": 2, "full": True}, "decode_sealed<pc_half,2,64,Full>"),
-        # Prompts; planes that matrix instructions do not read; dims, dtypes, rows and selections.
-        ((128, 128), "bfloat16", {"decode": False}, "general_sealed<128,Plain>"),
+        ((128, 128), "bfloat16", {"decode": False}, "prefill_sealed<pc_bfloat16,4,128,Plain>"),
+        ((64, 64), "float16", {"decode": False, "sealed_bits": 2, "full": True}, "prefill_sealed<pc_half,2,64,Full>"),
+        # Planes that matrix instructions do not read; dims, dtypes, rows and selections.
+        ((64, 64), "bfloat16", {"decode": False, "sealed_bits": 0}, "general_sealed<64,Plain>"),
+        ((64, 64), "bfloat16", {"decode": False, "selected": True}, "general_sealed<64,SelectedFull>"),
         ((128, 128), "bfloat16", {"sealed_bits": 0}, "general_sealed<128,Plain>"),
         ((96, 96), "bfloat16", {}, "general_sealed<128,Plain>"),
         ((64, 128), "bfloat16", {}, "general_sealed<128,Plain>"),

@@ -48,7 +48,7 @@ cdef extern from "cuda_src/abi/sealed.h" nogil:
 
 cdef extern from "pagecore/ops/cuda/attention/sealed_args.hpp" namespace "pagecore::cuda" nogil:
     void set_sealed(PcSealedAttentionParams& params, const SealedBlocks& blocks)
-    int matrix_bits(const PcSealedAttentionParams& params)
+    int matrix_bits(const PcSealedAttentionParams& params, bint prompts)
 
 
 cdef int attention(
@@ -215,7 +215,6 @@ cdef int launch_all(
     query.selected, query.sealed, query.sealed_bits = p.selection.entries != 0, older.key.bits != 0, 0
     if query.sealed:
         older.attention = p
-        query.sealed_bits = matrix_bits(older)
     cdef PcLaunchShape shapes[PC_NUM_SECTIONS]
     cdef list ready = []
     cdef int section
@@ -223,6 +222,8 @@ cdef int launch_all(
         launches = may_have_items(p, work, section) or (section == PC_PROMPTS and ready[PC_DECODE] is None)
         loaded = None
         if launches or (work.has_plan and could_have_items(p, work, section)):
+            if query.sealed:
+                query.sealed_bits = matrix_bits(older, section == PC_PROMPTS)
             name = select_kernel(query, section == PC_DECODE, &shapes[section])
             loaded = kernel(name, place.device_id, place.stream)
         ready.append(loaded if launches else None)

@@ -35,10 +35,10 @@ inline void set_sealed(PcSealedAttentionParams& params, const SealedBlocks& bloc
   params.num_blocks = clamped(blocks.num_blocks);
 }
 
-// Return the bits of the codes if decode_sealed serves the planes of a call: keys and values have one number of bits, a
-// tile of 16 tokens is in one group, and rows are whole units of cp.async. Values that become halves need scales of
-// float16: others can have any magnitude. Otherwise return 0.
-[[nodiscard]] inline int matrix_bits(const PcSealedAttentionParams& params) {
+// Return the bits of the codes if decode_sealed, or prefill_sealed, serves the planes of a call: keys and values have
+// one number of bits, 16 tokens are in one group, and rows are whole units of cp.async. Numbers that become halves need
+// scales of float16: others can have any magnitude. Keys become halves in prompts alone. Otherwise return 0.
+[[nodiscard]] inline int matrix_bits(const PcSealedAttentionParams& params, bool prompts) {
   const PcSealedPlane &key = params.key, &value = params.value;
   const auto all = [](auto... numbers) { return (uint64_t{0} | ... | static_cast<uint64_t>(numbers)); };
   const pc_int64 size = value.scale_type == PC_FLOAT32 ? 4 : 2;
@@ -51,7 +51,8 @@ inline void set_sealed(PcSealedAttentionParams& params, const SealedBlocks& bloc
   const bool scales =
       allows(all(value.scales, value.scales_block_stride, value.scales_head_stride, value.scales_row_stride), 4);
   const bool pairs = value.least_stride == size && value.group_stride == 2 * size;
-  const bool in_range = params.attention.query_type != PC_FLOAT16 || value.scale_type == PC_FLOAT16;
+  const bool halves = value.scale_type == PC_FLOAT16 && (!prompts || key.scale_type == PC_FLOAT16);
+  const bool in_range = params.attention.query_type != PC_FLOAT16 || halves;
   return tiles && keys && words && scales && pairs && in_range ? key.bits : 0;
 }
 
