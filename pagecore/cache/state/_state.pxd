@@ -165,7 +165,7 @@ cdef class CacheState:
     cdef int wait_for(self, object step) except -1
     # Returns the first position, sinks apart, that an idle sequence keeps in a group.
     cdef int64_t first_kept_of(self, const KeptKeys& keys, Sequence sequence) noexcept
-    # Writes the first block of each group that a sequence of `length` tokens keeps; 0 without a window. `sealed` of them
+    # Writes the first block of each group that a sequence of `length` tokens keeps; 0 without a window. `sealed` tokens
     # are in sealed blocks; -1 if its commit seals blocks.
     cdef int list_first_kept(self, int64_t length, int32_t sealed, vector[int32_t]& out) except -1
     # Checks an id; returns an unused number for None.

@@ -49,7 +49,7 @@ cdef class StepPlan:
     cdef readonly int32_t num_sequences
     cdef readonly int64_t num_tokens
     cdef readonly bint is_arrival
-    cdef readonly int32_t arriving_sealed  # tokens that have sealed blocks after an arrival; -1 if its commit seals them
+    cdef readonly int32_t arriving_sealed  # tokens in sealed blocks after an arrival; -1 if its commit seals them
     cdef uint64_t num_fills
     # One entry for each sequence; the vectors may be longer.
     cdef vector[int32_t] rows

@@ -22,7 +22,8 @@ cdef class Step(StepRecord):
     def load(self, list sequences not None, counts, bint is_arrival=False, num_sealed=None):
         """Check and store the sequences of a step and their counts (an int for all, or one for each).
 
-        An arrival is a step of one sequence whose tokens were computed elsewhere, `num_sealed` of them in sealed blocks.
+        An arrival is a step of one sequence whose tokens were computed elsewhere, `num_sealed` of these in sealed
+        blocks.
         """
         cdef int32_t i
         if self.in_flight:
