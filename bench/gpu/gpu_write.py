@@ -214,6 +214,9 @@ def _states(bench: Bench, gpu: Gpu, layers: int, slots: int) -> None:
     expected = [gpu.torch.as_tensor(part) for part in pagecore.quantize_state(given[1].cpu())]
     for plane in planes:
         plane.copy_(given)
+    for layer in range(layers):
+        for name in ("temporal", "temporal_scale"):  # new memory may have the checkpoints of an earlier run
+            gpu.torch.from_dlpack(checkpoints.plane(name, layer)).fill_(-1)
 
     def check_saved(saved: Job) -> None:
         saved.run()
