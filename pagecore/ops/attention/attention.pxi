@@ -189,8 +189,9 @@ def paged_attention(
     On the host, large calls run on up to `num_threads` threads. Sums are float32. If query, key and value are bfloat16
     and the instruction set multiplies bfloat16 (x86-64-v4-bf16, x86-64-v4-amx), softmax weights are rounded to bfloat16
     and denormal numbers count as 0. Codes times the scales of their groups count as bfloat16, which holds them exactly;
-    float32 scales of tokens multiply the columns of the scores and of the weights. With `sealed`, all tokens are
-    unpacked to float32, 64 at a time.
+    float32 scales of tokens multiply the columns of the scores and of the weights. With `sealed`, up to 8 rows of 16
+    bits are multiplied with the codes of sealed blocks, 64 tokens at a time; other rows and tokens are unpacked to
+    float32.
 
     On CUDA the call does not wait for the device. Lengths, rows and tables on the host are copied; lengths on the host
     are checked and planned by the host, and rows and blocks are checked if none of these arrays, nor the mask, the

@@ -158,7 +158,7 @@ const char* isa() { return level().name; }
 
 bool reads_by_pages() {
 #if defined(PC_AMX_EMULATED)
-  return true;
+  return true;  // so that the drivers of tests/native run these kernels on every machine
 #elif defined(__x86_64__)
   static const bool reads = is_zen5();
   return reads;

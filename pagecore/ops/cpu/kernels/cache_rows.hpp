@@ -2,7 +2,7 @@
 //
 // Plain rows are read where they are. Rows of a quantised cache are unpacked to bfloat16, a tile of a head at a time,
 // into memory that stays in L1; or, where pairs of bfloat16 are multiplied, packed as a panel of pairs. Few query rows
-// are multiplied with the codes. With sealed blocks, all rows are unpacked to float32.
+// are multiplied with the codes. With sealed blocks, rows that are not multiplied so are unpacked to float32.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/codes/accumulate_codes_amx.hpp"
@@ -114,8 +114,8 @@ class CacheRows {
     return accumulate_products(products_, rows, cache_, stored(places, head, use, scratch), next_rows, scratch);
   }
 
-  // The same with the codes of sealed blocks, for tiles of them alone. Both return false, having changed nothing but
-  // scores, if the tile has to be read.
+  // Scores and sums of few query rows with the codes of sealed blocks, for tiles of sealed blocks alone. Both return
+  // false, having changed nothing but scores, if the tile has to be read.
   [[nodiscard]] bool multiplies_sealed() const { return multiplies_sealed_; }
   [[nodiscard]] bool score_sealed(const HeadRows& rows, const RowOffsets& places, int64_t head,
                                   const Scratch& scratch) const {

@@ -69,7 +69,7 @@ PC_FORCE_INLINE bool make_sealed_query(const HeadRows& rows, int64_t row, const 
   return true;
 }
 
-// Scores [R, 64] of four keys, the kFour-th of those that share words.
+// Scores [R, 64] of four keys that share words, from code 4 kFour of each word on.
 template <int kBits, int kFour, int R>
 PC_FORCE_INLINE void score_four_sealed(const SealedQuery<R>& query, const char* words, int64_t dim, float* scores) {
   constexpr int kCodesInHalf = 16 / kBits, kHalf = kFour * 4 / kCodesInHalf, kFirst = kFour * 4 % kCodesInHalf;
@@ -134,24 +134,25 @@ PC_FORCE_INLINE bool scores_sealed(const SealedPlane& plane, const Cache& newest
 // Scores of all rows with a tile of sealed keys. Returns false if it has to be unpacked.
 inline bool score_sealed(const HeadRows& rows, const SealedPlane& plane, const Cache& newest, const RowOffsets& places,
                          int64_t head, const Scratch& scratch) {
-  const int64_t dim = newest.dim, size = newest.block_size;
+  const int64_t dim = newest.dim;
   auto* const products = reinterpret_cast<float*>(scratch.unpacked);
   bool made = true;
   for_each_even_block<kSealedRows>(rows.count, [&]<int R>(int64_t row) {
     SealedQuery<R> query{};
     query.pairs = scratch.query_integers;
     const auto score = plane.bits == 2 ? score_sealed_group<2, R> : score_sealed_group<4, R>;
-    for (int t = 0; made && t < kTileTokens;) {
-      const int64_t block = places.codes[t] / size, token = places.codes[t] - block * size;
+    for_each_sealed_run(places, kWholeTile, newest.block_size, [&](int t, int last, int64_t block, int64_t token) {
       const SealedHead of_head{plane, block, head};
-      const int64_t group = token / plane.group, group_end = (group + 1) * plane.group;
-      int64_t end = group_end < size ? group_end : size;
-      if (end - token > kTileTokens - t) end = token + kTileTokens - t;
-      const char* const scales = of_head.scales + group * plane.scales_row_stride;
-      made = make_sealed_query(rows, row, plane, scales, dim, products, query);
-      if (made) score(query, of_head, token, end, dim, rows.scores + row * kTileTokens + t);
-      t += static_cast<int>(end - token);
-    }
+      while (made && t < last) {
+        const int64_t group = token / plane.group, left = (group + 1) * plane.group - token;
+        const int64_t count = left < last - t ? left : last - t;
+        const char* const scales = of_head.scales + group * plane.scales_row_stride;
+        made = make_sealed_query(rows, row, plane, scales, dim, products, query);
+        if (made) score(query, of_head, token, token + count, dim, rows.scores + row * kTileTokens + t);
+        t += static_cast<int>(count);
+        token += count;
+      }
+    });
   });
   return made;
 }

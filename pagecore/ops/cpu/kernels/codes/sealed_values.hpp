@@ -48,7 +48,7 @@ struct SealedWeights {
     pairs = reinterpret_cast<uint32_t*>(take(kTilePairs * kCodeRows * stride + kLanes));
   }
 
-  // Those of the block of rows from `row` on.
+  // The pairs of the block of rows from `row` on.
   [[nodiscard]] PC_FORCE_INLINE uint32_t* pairs_of(int64_t row) const { return pairs + row * kTilePairs * stride; }
 };
 
@@ -58,17 +58,13 @@ struct SealedRows {
   const char* scales[kTileTokens];
 
   SealedRows(const SealedPlane& plane, int64_t size, const RowOffsets& places, int64_t head) {
-    for (int t = 0; t < kTileTokens;) {
-      const int64_t block = places.codes[t] / size, token = places.codes[t] - block * size;
+    for_each_sealed_run(places, kWholeTile, size, [&](int t, int last, int64_t block, int64_t token) {
       const SealedHead of_head{plane, block, head};
-      const char* word = of_head.words + token * plane.row_stride;
-      const char* scale = of_head.scales + token * plane.scales_row_stride;
-      const int64_t end = size - token < kTileTokens - t ? t + size - token : kTileTokens;
-      for (; t < end; ++t, word += plane.row_stride, scale += plane.scales_row_stride) {
-        words[t] = word;
-        scales[t] = scale;
+      for (; t < last; ++t, ++token) {
+        words[t] = of_head.words + token * plane.row_stride;
+        scales[t] = of_head.scales + token * plane.scales_row_stride;
       }
-    }
+    });
   }
 };
 
@@ -91,8 +87,8 @@ inline void load_sealed_scales(const SealedPlane& plane, const SealedRows& tile,
       continue;
     }
     for (int64_t g = 0; g < to.stride; ++g, from += plane.group_stride) {
-      scales[g] = g < to.groups ? splat_scale(plane.scale_type, from)[0] : 0.0f;
-      leasts[g] = g < to.groups ? splat_scale(plane.scale_type, from + plane.least_stride)[0] : 0.0f;
+      scales[g] = g < to.groups ? load_scale(plane.scale_type, from) : 0.0f;
+      leasts[g] = g < to.groups ? load_scale(plane.scale_type, from + plane.least_stride) : 0.0f;
     }
   }
 }

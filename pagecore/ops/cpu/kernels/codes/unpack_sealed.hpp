@@ -20,20 +20,20 @@ PC_FORCE_INLINE Vec low_codes(BitVec words) {
   return __builtin_convertvector((IntVec)(words & ((1u << kBits) - 1)), Vec);
 }
 
-// A vector of scales; or the scale at `p` in each lane. The dtype is a branch, not a parameter, to compile this once.
+// A vector of scales, or one scale. The dtype is a branch, not a parameter, to compile this once.
 PC_FORCE_INLINE Vec load_scales(Float type, const char* p) {
   return with_float(type, [&]<Float T>() __attribute__((always_inline)) { return load_as_float<T>(p); });
 }
-PC_FORCE_INLINE Vec splat_scale(Float type, const char* p) {
+PC_FORCE_INLINE float load_scale(Float type, const char* p) {
   if (type == Float::F32) {
     float number;
     __builtin_memcpy(&number, p, sizeof number);
-    return splat(number);
+    return number;
   }
   uint16_t bits;
   __builtin_memcpy(&bits, p, sizeof bits);
-  if (type == Float::BF16) return (Vec)(BitVec{} + (static_cast<uint32_t>(bits) << 16));
-  return widen_f16(HalfVec{} + bits);
+  if (type == Float::BF16) return __builtin_bit_cast(float, static_cast<uint32_t>(bits) << 16);
+  return widen_f16(HalfVec{} + bits)[0];
 }
 
 // The words of one head in one block, and its scales.
@@ -140,14 +140,16 @@ void unpack_sealed_values(const SealedHead& head, int64_t begin, int64_t end, in
     prefetch_bytes(words + plane.head_stride, dim * kBits / 8);
     prefetch_line(scales + plane.scales_head_stride);
     for (int64_t d = 0; d < dim; scales += plane.group_stride) {
-      const SealedNumbers<kBits> numbers(splat_scale(plane.scale_type, scales),
-                                         splat_scale(plane.scale_type, scales + plane.least_stride));
+      const SealedNumbers<kBits> numbers(splat(load_scale(plane.scale_type, scales)),
+                                         splat(load_scale(plane.scale_type, scales + plane.least_stride)));
       for (const int64_t last = d + plane.group; d < last; d += kLanes, words += kLanes * kBits / 8) {
         store(rows + d, numbers.of(codes_of_channels<kBits>(words)));
       }
     }
   }
 }
+
+constexpr TileUse kWholeTile{0, kTileTokens, nullptr};
 
 // Calls visit(first, last, block, token) for each run of sealed tokens in use that follow each other in a block.
 template <typename Visit>
