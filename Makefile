@@ -75,7 +75,7 @@ kernels: $(VENV)/.test $(VENV)/.cuda13 build
 # The linters run at the same time, the longest first. stubtest imports the native modules and compares them with their
 # stubs; that of interop needs JAX, which may be missing. cython-lint would start pycodestyle once for each file, and
 # checks the parts of modules (.pxi) only under the name of a module.
-STUBTEST := --concise --mypy-config-file pyproject.toml --allowlist tests/stubtest_allowlist.txt \
+STUBTEST := --concise --mypy-config-file tests/stubtest.ini --allowlist tests/stubtest_allowlist.txt \
             --ignore-disjoint-bases --ignore-positional-only
 NOT_FOR_CYTHON := E121,E123,E126,E133,E203,E211,E225,E226,E227,E241,E242,E251,E271,E272,E275,E4,E704,E9,W5
 LINTERS := mypy stubtest cython ruff codespell clang-format
