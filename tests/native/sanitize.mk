@@ -66,6 +66,11 @@ endif
 CODE_interop := $(CODE_ops)
 # The kernels, for tests/ops/native/panels.cpp and amx.cpp.
 LEVELS_ops := $(ISAS_$(MACHINE):%=tests/ops/native/levels/%.cpp)
+# Headers of the standard library, compiled once for each kind: they take a second of each unit. A unit with flags of a
+# level cannot use them.
+HEADERS := algorithm array atomic bit chrono cmath compare cstdint cstdio cstdlib cstring exception functional iterator \
+           latch limits map memory mutex new numeric optional set span sstream stdexcept string string_view thread \
+           type_traits unordered_map utility vector
 # Single-threaded tests are left out of TSan.
 TESTS_asan = $(wildcard tests/$(1)/native/*.cpp)
 TESTS_plain = $(TESTS_asan)
@@ -122,12 +127,16 @@ endef
 $(foreach isa,$(ISAS_$(MACHINE)),$(eval $(call level,$(isa))))
 
 define compile # kind
-$(OUT)/$(1)/%.o: %.cpp tests/native/sanitize.mk
+$(OUT)/$(1)/prelude.hpp.gch: tests/native/sanitize.mk
+	@mkdir -p $$(@D)
+	@printf '#include <%s>\n' $(HEADERS) > $$(@:.gch=)
+	@$$(CXX) $$(FLAGS) $$(FLAGS_$(1)) -x c++-header -o $$@ $$(@:.gch=)
+$(OUT)/$(1)/%.o: %.cpp $(OUT)/$(1)/prelude.hpp.gch
 	@mkdir -p $$(@D)
 	@echo "$(1) $$<"
-	@$$(CXX) $$(FLAGS) $$(FLAGS_$(1)) $$(EXTRA) -MMD -MP -c -o $$@ $$<
-$(OUT)/$(1)/%.o: $(OUT)/$(1)/%.cpp tests/native/sanitize.mk
+	@$$(CXX) $$(FLAGS) $$(FLAGS_$(1)) $$(or $$(EXTRA),-include $(OUT)/$(1)/prelude.hpp) -MMD -MP -c -o $$@ $$<
+$(OUT)/$(1)/%.o: $(OUT)/$(1)/%.cpp $(OUT)/$(1)/prelude.hpp.gch
 	@echo "$(1) $$<"
-	@$$(CXX) $$(FLAGS) $$(FLAGS_$(1)) -MMD -MP -c -o $$@ $$<
+	@$$(CXX) $$(FLAGS) $$(FLAGS_$(1)) -include $(OUT)/$(1)/prelude.hpp -MMD -MP -c -o $$@ $$<
 endef
 $(foreach kind,asan tsan plain,$(eval $(call compile,$(kind))))
