@@ -54,6 +54,8 @@ KERNEL_FLAGS += ["-fno-exceptions", "-fno-asynchronous-unwind-tables", "-fno-sem
 KERNEL_FLAGS += ["-fno-sanitize-recover"]
 KERNEL_FLAGS += ["-fsanitize=bounds,shift,signed-integer-overflow,integer-divide-by-zero,unreachable,return"]
 KERNEL_FLAGS += ["-ftrivial-auto-var-init=pattern"]  # uninitialised locals hold 0xFE...
+# The process that loads an instance has the functions of the other libraries: to link them takes another twelfth.
+LINK_FLAGS = [] if ASAN else ["-nostdlib", "-lm", "-lgcc"]
 # Headers of the standard library, compiled once: read by each instance, they are a fifth of its compilation.
 PRELUDE = "".join(
     f"#include <{name}>\n" for name in ("bit", "cmath", "cstdint", "cstring", "source_location", "type_traits")
@@ -99,7 +101,7 @@ def compiler_version() -> str:
 
 def key_of(*parts: str) -> str:
     digest = hashlib.sha256()
-    for part in (compiler_version(), *FLAGS, *KERNEL_FLAGS, *parts):
+    for part in (compiler_version(), *FLAGS, *KERNEL_FLAGS, *LINK_FLAGS, *parts):
         digest.update(f"{len(part)} {part}".encode())
     return digest.hexdigest()[:20]
 
@@ -221,7 +223,7 @@ def instance_path(instance: Instance, sources: Path = SOURCES, folder: Path = FO
             unit = Path(scratch) / "instance.cpp"
             unit.write_text(unit_text(together, (sources / instance.source).read_text()))
             folders = [f"-I{folder}" for folder in include]
-            compile_library(path, [*KERNEL_FLAGS, *folders, "-include", str(prelude_path()), str(unit)])
+            compile_library(path, [*KERNEL_FLAGS, *folders, "-include", str(prelude_path()), str(unit), *LINK_FLAGS])
     return path
 
 
