@@ -417,6 +417,20 @@ def test_one_nan_code_makes_nan_only_of_what_it_is_part_of(format, dim, part, co
     np.testing.assert_allclose(case.run().astype(np.float32), expected, rtol=2e-2, atol=2e-2)
 
 
+@together("heads", [8, 16])
+@together("dim", [512, 576, 2048])
+@on_every_isa
+def test_sums_of_the_largest_integers_do_not_overflow(dim, heads):
+    """Every lane of a sum has the largest magnitudes, of one sign: see integer_scores.hpp."""
+    keys, values = np.full((9, 16, 2, dim), 127, np.int8), np.full((9, 16, 2, 64), 1, np.int8)
+    keys[:, ::2], values[:, ::2] = -128, -1
+    ones = np.ones((9, 16, 2, 1), np.float32)
+    query, table = np.ones((1, heads, dim), DTYPES["bfloat16"]), [range(1, 9)]
+    options = {"key_scale": ones / (127 * dim), "value_scale": ones, "scale": 1.0}
+    out = pagecore.paged_attention(query, keys, values, table, [128], **options)
+    np.testing.assert_allclose(out.astype(np.float32), np.tanh(255 / 254), rtol=2e-2)
+
+
 @together("heads", [6, 16])
 @together("format", ["fp4_block16", "nvfp4", "mxfp8"])
 @on_every_isa

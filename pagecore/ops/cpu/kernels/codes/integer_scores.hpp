@@ -36,22 +36,23 @@ PC_FORCE_INLINE float round_row(const float* row, int64_t dim, float factor, int
   return sum(to_floats(sums));
 }
 
-// True if a lane is a key for blocks of R rows: with the scales of groups, and with 4-bit codes and AVX-512, where four
-// rows or more take fewer instructions to transpose a key than to add lanes.
+// True if a lane is a key for blocks of R rows: with the scales of groups, and with AVX-512, where four rows or more
+// take less time to transpose a key than to add lanes. A lane holds the sum of 512 dims of int8.
 template <typename Codes, int R>
-constexpr bool kKeysInLanes = kHasGroups<Codes> || (kLanes == 16 && Codes::kParts == 2 && R >= 4);
+PC_FORCE_INLINE bool keys_in_lanes(int64_t dim) {
+  return kHasGroups<Codes> || (kLanes == 16 && R >= 4 && (Codes::kParts == 2 || dim <= 512));
+}
 
 // Words of an operand that meet different numbers of a query row: those of a lane if it is a key.
-template <typename Codes, int R>
-constexpr int kQueryWords = kKeysInLanes<Codes, R> ? 2 : kWordLanes;
+PC_FORCE_INLINE int query_words(bool in_lanes) { return in_lanes ? 2 : kWordLanes; }
 
 // Writes a row in the order of the operands, each of which has R rows in turn.
 template <typename Codes, int R>
 inline void order_integers(const int16_t* row, int64_t dim, int16_t* to) {
-  constexpr int kWords = kQueryWords<Codes, R>;
-  for (int64_t d = 0; d < dim; d += kOperands<Codes> * kWords) {
-    for (int operand = 0; operand < kOperands<Codes>; ++operand, to += R * kWords) {
-      for (int word = 0; word < kWords; ++word) {
+  const int words = query_words(keys_in_lanes<Codes, R>(dim));
+  for (int64_t d = 0; d < dim; d += kOperands<Codes> * words) {
+    for (int operand = 0; operand < kOperands<Codes>; ++operand, to += R * words) {
+      for (int word = 0; word < words; ++word) {
         const int64_t at = d + dim_of<Codes>(operand, word);
         to[word] = at < dim ? row[at] : int16_t{0};
       }
@@ -73,7 +74,7 @@ inline bool make_integers(const float* rows, int64_t stride, int64_t count, cons
     if (!made) return;
     of_row.sum = round_row(row, dim, factor, given);
     with_integers(cache.format, [&]<typename Codes>() {
-      order_integers<Codes, R>(given, dim, to + r * kQueryWords<Codes, R>);
+      order_integers<Codes, R>(given, dim, to + r * query_words(keys_in_lanes<Codes, R>(dim)));
       of_row.unit *= Codes::kUnit;
     });
   };
@@ -168,7 +169,7 @@ PC_FORCE_INLINE void multiply_dwords(const Codes& codes, const Vec (&stored)[kKe
     }
   };
   multiply.template operator()<0>();
-  multiply.template operator()<1>();
+  if constexpr (Codes::kParts == 2) multiply.template operator()<1>();
 }
 
 // Scores [R, 64] without the units and the zero points, with the scales [groups, 64] if there are any.
@@ -178,8 +179,8 @@ PC_FORCE_INLINE void multiply_dwords(const Codes& codes, const Vec (&stored)[kKe
 template <typename Codes, int R>
 void score_lanes_of(const StoredTile& tile, int64_t dim, const int16_t* given, const float* scales,
                     const RowAhead& next, float* scores) {
-  constexpr int64_t kDwordDims = 8, kSquareDims = kDwordDims * kLanes, kStepDims = 2 * kDwordDims;
-  static_assert(Codes::kParts == 2 && (!kHasGroups<Codes> || Codes::kGroup == kStepDims));
+  constexpr int64_t kDwordDims = 4 * Codes::kParts, kSquareDims = kDwordDims * kLanes, kStepDims = 2 * kDwordDims;
+  static_assert(!kHasGroups<Codes> || Codes::kGroup == kStepDims);
   constexpr int kVectorKeys = kKeyVectors<R> * kLanes;
   const RowAhead ahead = next;
   const Codes codes;
@@ -196,7 +197,7 @@ void score_lanes_of(const StoredTile& tile, int64_t dim, const int16_t* given, c
 #pragma GCC unroll 2
       for (int k = 0; k < kKeyVectors<R>; ++k) {
         Vec square[kLanes];
-        load_square(tile.codes + t + k * kLanes, d / 2, dwords, square);
+        load_square(tile.codes + t + k * kLanes, d / Codes::kParts, dwords, square);
 #pragma GCC unroll 16
         for (int i = 0; i < kLanes; ++i) transposed[i][k] = square[i];
       }
@@ -242,9 +243,9 @@ inline void score_integers(const HeadRows& rows, const Cache& cache, const Store
       const RowAhead ahead = row == 0 ? rows_ahead(next_rows, tile) : RowAhead(tile);
       const int16_t* const query = rows.query_integers + row * stride;
       float* scores = rows.scores + row * kTileTokens;
-      if constexpr (kKeysInLanes<Codes, R>) {
+      if (keys_in_lanes<Codes, R>(cache.dim)) {
         score_lanes_of<Codes, R>(tile, cache.dim, query, scratch.key, ahead, scores);
-      } else {
+      } else if constexpr (!kHasGroups<Codes>) {
         score_integers_of<Codes, R>(tile, bytes, query, ahead, scores);
       }
       for (int r = 0; r < R; ++r, scores += kTileTokens) {
