@@ -21,6 +21,7 @@ from pagecore import (
     make_cache,
 )
 from pagecore.cache.memory import sealer
+from pagecore.cache.step import prepare
 from pagecore.serving import plan_memory
 from tests.cache.sealing import as_read, sealed_after
 from tests.cache.swaps import poison
@@ -320,12 +321,49 @@ def test_sealed_blocks_that_leave_a_window_are_released(limits):
 def test_an_arrival_of_numbers_cannot_seal_blocks_of_a_window():
     cache = PagedKVCache(replace(SPEC, window=50), num_blocks=9)
     sequence = cache.add_sequence(range(150))
-    with pytest.raises(UnsupportedOption, match=r"group 0 has sealed blocks and a window, .* pass num_sealed_tokens"):
+    with pytest.raises(
+        UnsupportedOption, match=r"group 0 has sealed blocks and a window, so an arrival .* pass num_sealed"
+    ):
         cache.prepare_arrival(sequence, 150)
     batch = cache.prepare_arrival(sequence, 150, num_sealed_tokens=96)
     assert (cache.block_table(0).numpy()[sequence.row, :5] > 0).tolist() == [False, True, True, True, True]
     cache.commit(batch)
     assert cache.match_length(range(200)) == 96
+
+
+def test_sealed_tokens_that_arrive_are_not_limited_by_lookahead():
+    cache = PagedKVCache(replace(SPEC, window=200, lookahead=4), num_blocks=9)
+    sequence = cache.add_sequence(range(96))
+    cache.commit(cache.prepare_arrival(sequence, 96, num_sealed_tokens=96))
+    with pytest.raises(UnsupportedOption, match="length is 94"):
+        cache.truncate([sequence], 94)
+    cache.truncate([sequence], 64)
+    assert sequence.num_sealed_tokens == 64
+    again = cache.add_sequence(range(500, 596))
+    cache.commit(cache.prepare_arrival(again, 96, num_sealed_tokens=64))
+    cache.truncate([again], 92)
+    assert (again.num_computed_tokens, again.num_sealed_tokens) == (92, 64)
+    cache.check_invariants()
+
+
+def test_a_sequence_that_changes_while_its_arrival_is_prepared(monkeypatch):
+    """A finaliser can run while the batch of the arrival is allocated."""
+    cache = PagedKVCache(SPEC, block_size=BLOCK, num_blocks=9)
+    sequence = cache.add_sequence(range(150))
+    new_batch = prepare.new_batch
+
+    def change_within(*arguments):
+        monkeypatch.setattr(prepare, "new_batch", new_batch)
+        cache.commit(cache.prepare([sequence], 32))
+        return new_batch(*arguments)
+
+    monkeypatch.setattr(prepare, "new_batch", change_within)
+    with pytest.raises(UnsupportedOption, match="has 32 computed tokens, of which 0 are sealed"):
+        cache.prepare_arrival(sequence, 96, num_sealed_tokens=96)
+    assert (sequence.num_computed_tokens, sequence.num_sealed_tokens) == (32, 0)
+    cache.check_invariants()
+    cache.commit(cache.prepare_arrival(sequence, 96))
+    assert sequence.num_sealed_tokens == 64
 
 
 def test_swapped_sequences_continue_bit_for_bit():

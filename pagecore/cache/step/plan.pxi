@@ -75,6 +75,10 @@ cdef class StepPlan:
 
     cdef int recheck(self) except -1:
         require_each(self.state, self.sequences, True)
+        if self.arriving_sealed >= 0:
+            check_sealed(self.state, <Sequence>self.sequences[0], self.num_tokens, self.arriving_sealed)
+        elif self.is_arrival:
+            check_whole(self.state)
         return self.list_rows()
 
     cdef int list_rows(self) except -1:
@@ -269,8 +273,8 @@ cdef int check_whole(CacheState state) except -1:
     for keys in state.kept:
         if state.seals is not None and state.seals.has_sealed(keys.group):
             raise UnsupportedOption(
-                f"group {keys.group} has sealed blocks and a window, so that the numbers of some blocks are not all "
-                "there; pass num_sealed_tokens, and bring the sealed blocks"
+                f"group {keys.group} has sealed blocks and a window, so an arrival of numbers cannot seal the blocks "
+                "before the window; pass num_sealed_tokens and copy codes and scales"
             )
     return 0
 
