@@ -136,14 +136,23 @@ class StepMethods(PartsOwner):
         num_tokens : int
         num_sealed_tokens : int, optional
             For layers with sealed blocks (format "kivi2" or "kivi4"): leading tokens of the sequence whose codes and
-            scales arrive instead, a multiple of the block size. Write those to `sealed_planes`, in the blocks of
-            ``batch.group(layer).sealed.block_table``; their slots in the tail are -1. By default all tokens arrive as
-            numbers, and commit seals them; layers with a window and sealed blocks refuse that.
+            scales arrive instead, a multiple of the block size. Write those to `sealed_planes`, in the blocks with
+            index ``sequence.num_sealed_tokens // block_size`` to before ``num_sealed_tokens // block_size`` of
+            ``batch.group(layer).sealed.block_table[sequence.row]``: other sequences may share the blocks before them.
+            Skip entries that are 0, the holes of windows. The slots of these tokens in the tail are -1. `residual` and
+            `lookahead` do not limit the number, but `truncate` refuses lengths within the last sealed block. By default
+            all tokens arrive as numbers, and commit seals them; layers with a window and sealed blocks refuse that.
         out, stream
             As for `prepare`.
 
         Raises
         ------
+        ShapeError
+            `num_sealed_tokens` is negative, not a multiple of the block size, or more than the computed tokens and
+            those that arrive.
+        UnsupportedOption
+            `num_sealed_tokens` in a cache without sealed blocks; more than the sequence has, if its last computed
+            tokens are not sealed. No `num_sealed_tokens` for layers with a window and sealed blocks.
         OutOfBlocks, InvalidSequence, ShapeError, UnsupportedOption, DeviceError
             As for `prepare`.
         """
