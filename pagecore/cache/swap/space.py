@@ -144,15 +144,24 @@ class SwapSpace:
         """
         if self._host is None:
             return min(pool.num_free for pool in self.block_pools or self.pools)
-        available = min([self._host.num_available, *(pool.num_free for pool in self._own_pools)])
+        available = min([self._host.num_available, *(pool.num_free for pool in self._own_tails)])
         if self.block_pools or self.state_slots is None or self.checkpoint_slots is None:
             return available
         return min(available, self.state_slots.num_free)  # running states have slots of the space's own
 
     @property
-    def _own_pools(self) -> tuple[BlockPool, ...]:
+    def _own_tails(self) -> tuple[BlockPool, ...]:
         """Pools of tails of sealed blocks, which a host tier does not have; none without `host`."""
         return () if self._host is None else self.block_pools[len(self._parts.cached_groups) :]
+
+    @property
+    def _own_pools(self) -> tuple[BlockPool, ...]:
+        """All pools, or with `host` those of tails, and of running states next to quantised checkpoints."""
+        if self._host is None:
+            return self.pools
+        if self.state_slots is None or self.checkpoint_slots is None:
+            return self._own_tails
+        return (*self._own_tails, self.state_slots)
 
     @property
     def num_states(self) -> int:
@@ -170,7 +179,7 @@ class SwapSpace:
         if self._host is None:
             return sum(pool.num_used for pool in self.block_pools)
         shared = sum(len(np.unique(blocks[blocks != 0])) for blocks in self._held_blocks())
-        return shared + sum(pool.num_used for pool in self._own_pools)
+        return shared + sum(pool.num_used for pool in self._own_tails)
 
     @property
     def num_sequences(self) -> int:
@@ -192,9 +201,9 @@ class SwapSpace:
                 self._host.check_invariants()  # counts the blocks of sequences, too
             own = [stored_blocks(sequence) for sequence in held]
             contents = stored_content_blocks(self._parts.state, self)
-            num_groups, last = len(self._parts.token_groups), len(self.block_pools)
+            num_groups, last, own_pools = len(self._parts.token_groups), len(self.block_pools), self._own_pools
             for group, pool in enumerate(self.pools):
-                if self._host is not None and pool not in self._own_pools:
+                if pool not in own_pools:
                     continue
                 is_content = num_groups <= group < last
                 # The slots of states and checkpoints are after the blocks of the sequence's own groups.
@@ -217,9 +226,8 @@ class SwapSpace:
 
     def _of_host(self, by_pool: Listed[T]) -> list[T]:
         """Return the entries of the pools that a host tier has."""
-        own = {id(self.state_slots)} if self.checkpoint_slots is not None else set()
-        own.update(map(id, self._own_pools))
-        return [entry for entry, pool in zip(by_pool, self.pools, strict=True) if id(pool) not in own]
+        own = self._own_pools
+        return [entry for entry, pool in zip(by_pool, self.pools, strict=True) if pool not in own]
 
     def blocks_in(self, host: object) -> list[tuple[NDArray[np.int32], ...]]:
         """Return the blocks that each sequence holds of a host tier, by pool; empty for another tier."""
@@ -228,7 +236,7 @@ class SwapSpace:
 
     def _held_blocks(self) -> list[NDArray[np.int32]]:
         held = self.blocks_in(self._host)
-        lanes = len(self.block_pools) - len(self._own_pools)
+        lanes = len(self.block_pools) - len(self._own_tails)
         return [np.concatenate([blocks[group] for blocks in held] or [NONE]) for group in range(lanes)]
 
     def wait(self) -> None:

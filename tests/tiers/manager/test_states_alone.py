@@ -5,7 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pagecore import NotEnoughMemory, PagedKVCache, Plane, ShapeError, StateSpec, SwapSpace, UnsupportedOption
+from pagecore import (
+    NotEnoughMemory,
+    PagecoreError,
+    PagedKVCache,
+    Plane,
+    ShapeError,
+    StateSpec,
+    SwapSpace,
+    UnsupportedOption,
+)
 from pagecore.tiers.disk import DiskStore
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
@@ -107,6 +116,13 @@ def test_running_states_of_swapped_sequences_take_slots_of_the_space():
     before = [plane.numpy()[cache.state_slot(sequence)].tobytes() for plane in cache._parts.store.states.planes()]
     cache.swap_out([sequence], space)
     assert (tier.num_available, space.num_available) == (6, 1)
+    space.check_invariants()
+    lost = space.state_slots.allocate(1)
+    tier.check_invariants()
+    with pytest.raises(PagecoreError, match="reference counts do not match the holders"):
+        space.check_invariants()
+    space.state_slots.free(lost)
+    space.check_invariants()
     cache.swap_in([sequence])
     after = [plane.numpy()[cache.state_slot(sequence)].tobytes() for plane in cache._parts.store.states.planes()]
     assert after == before
