@@ -93,13 +93,15 @@ class Geometry:
 
     @property
     def is_placed(self) -> bool:
-        """True if every layer is in a group, or among those that keep states."""
+        """True if every layer is in a group or among those that keep states, and each group of tails has one owner."""
         counts = {-1: len(self.states)} | {number: group.layers for number, group in enumerate(self.groups)}
-        tails = [(group, counts.get(group.tail, -1)) for group in self.groups if group.tail is not None]
+        plain = {number: group.layers for number, group in enumerate(self.groups) if group.tail is None}
+        sealed = {group.tail: group.layers for group in self.groups if group.tail is not None}
         return (
             (self.first_layer or 0) >= 0
             and all(len(place) == 2 and 0 <= place[1] < counts.get(place[0], 0) for place in self.layers)
-            and all(group.layers == count for group, count in tails)
+            and len(plain) + len(sealed) == len(self.groups)
+            and all(plain.get(tail) == count for tail, count in sealed.items())
         )
 
     @property
@@ -237,6 +239,7 @@ class Manifest:
         is_quantised = any(name.startswith(QUANTISED) for name in planes)
         has_state = not self.rests or (is_quantised and self.checkpoint == self.num_computed)
         is_whole = is_whole and self.geometry.is_placed and (size < 1 or self.sealed % size == 0)
+        is_whole = is_whole and (self.sealed == 0 or self.geometry.is_sealed)
         if numbers >= 0 and is_whole and has_state:
             lengths = [ceil_div(ceil_div(self.num_tokens(group), size), 8) for group in range(len(groups))]
             if [len(bits) for bits in self.held] == lengths:

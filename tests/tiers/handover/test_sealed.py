@@ -5,10 +5,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pagecore import AttentionSpec, DeviceError, PagedKVCache, ShapeError, TensorParallel, UnsupportedOption
+from pagecore import (
+    AttentionSpec,
+    DeviceError,
+    PagedKVCache,
+    ShapeError,
+    StateSpec,
+    TensorParallel,
+    UnsupportedOption,
+)
+from pagecore.storage.state_shapes import delta_planes
 from pagecore.tiers.handover import errors
 from pagecore.tiers.handover.exports import export_sequence
 from pagecore.tiers.handover.imports import import_sequence, start_import
+from pagecore.tiers.handover.manifest import Manifest
 from tests.cache.swaps import poison
 from tests.tiers.handover.failing import Case
 from tests.tiers.handover.pairs import advance, assert_same, computed, content, fill, make, row_of
@@ -124,6 +134,32 @@ def test_heads_may_be_split_over_other_ranks(sockets, theirs, mine):
             if key[-1] != "held":
                 np.testing.assert_array_equal(expected[:, heads.start : heads.stop], found[key], err_msg=str(key))
     assert sockets[0].drain(10)
+
+
+@pytest.mark.parametrize("tail", [None, -1, 0, 5])
+def test_manifests_with_sealed_tokens_that_no_group_has_are_refused(sockets, tail):
+    """Layers that keep states have group -1, of which there is one here, as of sealed layers."""
+    sender = make([SPEC, StateSpec(delta_planes(1, 1, 4, 4), chunk=16, interval=16)], **SIZES)
+    manifest = export_sequence(sender, computed(sender, range(70)), transport=sockets[0])
+    assert Manifest.decode(manifest.encode()) == manifest
+    assert (manifest.sealed, [group.tail for group in manifest.geometry.groups]) == (48, [1, None])
+    groups = [replace(manifest.geometry.groups[0], tail=tail), manifest.geometry.groups[1]]
+    held = manifest.held if tail is not None else [manifest.held[1]] * 2  # of all tokens
+    changed = replace(manifest, geometry=replace(manifest.geometry, groups=groups), held=held)
+    with pytest.raises(ShapeError, match="the manifest contradicts itself"):
+        Manifest.decode(changed.encode())
+    if tail is None:
+        unsealed = replace(changed, sealed=0)
+        assert Manifest.decode(unsealed.encode()) == unsealed
+
+
+def test_sealed_groups_with_one_tail_are_refused(sockets):
+    sender = make([SPEC, replace(SPEC, window=40)], **SIZES)
+    manifest = export_sequence(sender, computed(sender, range(70)), transport=sockets[0])
+    assert [group.tail for group in manifest.geometry.groups] == [2, 3, None, None]
+    groups = [replace(group, tail=group.tail and 2) for group in manifest.geometry.groups]
+    with pytest.raises(ShapeError, match="the manifest contradicts itself"):
+        Manifest.decode(replace(manifest, geometry=replace(manifest.geometry, groups=groups)).encode())
 
 
 @pytest.mark.parametrize(
