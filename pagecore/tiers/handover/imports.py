@@ -173,14 +173,14 @@ def start_import(
         "cross_digest": cross_digest,
     }
     sequence = _added(cache, first, has_cross, max_tokens, options)
-    batch = None
+    batch = sealed = None
     try:
         check_spans(parts_of(cache).block_size, first, content_identity(parts.state, sequence)[1])
         lacking = first.num_computed - sequence.num_computed_tokens
         if lacking > 0:
             sealed = sealed_tokens(manifests) if parts.seals_blocks else None
             batch = cache.prepare_arrival(sequence, lacking, num_sealed_tokens=sealed)
-        plan = plan_import(parts, sequence, batch, manifests, shares, has_cross, until)
+        plan = plan_import(parts, sequence, batch, manifests, shares, sealed, has_cross, until)
         return SequenceImport(cache, sequence, batch, plan, transport)
     except BaseException:
         if batch is not None:

@@ -109,6 +109,7 @@ class _Places:
     states: StatePool | None
     state_slot: int
     image: HostImage | None
+    num_sealed: int | None
 
 
 def plan_import(
@@ -117,6 +118,7 @@ def plan_import(
     batch: Batch | None,
     manifests: list[Manifest],
     shares: list[list[Share]],
+    num_sealed: int | None,
     has_cross: bool,
     deadline: int,
 ) -> ImportPlan:
@@ -126,6 +128,8 @@ def plan_import(
     ----------
     batch : Batch or None
         The arrival, whose slots are those of the lacking tokens; None if nothing is lacking.
+    num_sealed : int or None
+        Tokens of the exporters in sealed blocks; None without a batch, or for a cache without sealed blocks.
     has_cross : bool
         The exporters have the keys and values of the encoder tokens.
     deadline : int
@@ -137,7 +141,6 @@ def plan_import(
         The exporter has released blocks that the importer needs.
     """
     first = manifests[0]
-    num_sealed = max(manifest.sealed for manifest in manifests)
     places = _places(parts, sequence, batch, first, num_sealed, has_cross)
     try:
         checkpoint = None
@@ -159,15 +162,21 @@ def plan_import(
 
 
 def _places(
-    parts: CacheParts, sequence: Sequence, batch: Batch | None, manifest: Manifest, num_sealed: int, has_cross: bool
+    parts: CacheParts,
+    sequence: Sequence,
+    batch: Batch | None,
+    manifest: Manifest,
+    num_sealed: int | None,
+    has_cross: bool,
 ) -> _Places:
     lacking = [] if batch is None else _lacking(parts, sequence, batch, manifest, num_sealed, has_cross)
     if parts.staging is None or batch is None:
-        return _Places(batch is not None, lacking, parts.store.pools, parts.store.states, _device_slot(batch), None)
+        slot = _device_slot(batch)
+        return _Places(batch is not None, lacking, parts.store.pools, parts.store.states, slot, None, num_sealed)
     found = [numbered(lack.blocks) for lack in lacking]
     image = HostImage(parts, [blocks for blocks, _ in found])
     moved = [replace(lack, blocks=own.astype(np.int64)) for lack, (_, own) in zip(lacking, found, strict=True)]
-    return _Places(True, moved, image.pools, image.states, RUNNING, image)
+    return _Places(True, moved, image.pools, image.states, RUNNING, image, num_sealed)
 
 
 def _device_slot(batch: Batch | None) -> int:
@@ -191,7 +200,7 @@ def _request(
         with_heads = len(share.their_heads) > 0
         if len(lack.numbers) == 0 or not (with_heads or share.whole):
             continue
-        _check_held(manifest, share, lack)
+        _check_held(manifest, share, lack, places.num_sealed)
         pool = places.pools[share.group]
         head_outer = is_head_outer(pool)
         asked.append(_part(lack, share, with_heads, head_outer))
@@ -224,15 +233,23 @@ def _request(
     return PullRequest(manifest, claim, Units.concatenate(units), seeds, deadline)
 
 
-def _check_held(manifest: Manifest, share: Share, lack: _Lacking) -> None:
+def _check_held(manifest: Manifest, share: Share, lack: _Lacking, num_sealed: int | None) -> None:
     """Raise UnsupportedOption if the exporter has released a block of the lacking units."""
     held = manifest.held_blocks(share.their_group)[lack.numbers * lack.cut // manifest.geometry.block_size]
-    if not held.all():
-        token = int(lack.numbers[~held][0]) * lack.cut
+    if held.all():
+        return
+    released = f"released the block of token {int(lack.numbers[~held][0]) * lack.cut} in group {share.their_group}"
+    if num_sealed is None or manifest.geometry.is_sealed:
         raise UnsupportedOption(
-            f"the exporter has released the block of token {token} in group {share.their_group}, which this cache "
-            "needs: its layers have other windows; compute the sequence here"
+            f"the exporter has {released}, which this cache needs: its layers have other windows; compute the sequence "
+            "here"
         )
+    layers = manifest.geometry.numbers
+    raise UnsupportedOption(
+        f"the exporter of layers {layers.start} to {layers.stop - 1} has no sealed blocks and has {released}; this "
+        "cache has sealed blocks, and its windows need the keys that the first token after these sees "
+        f"({num_sealed} tokens are sealed): use the same stages on both sides, or compute the sequence here"
+    )
 
 
 def _part(lack: _Lacking, share: Share, with_heads: bool, head_outer: bool) -> Part:
@@ -251,14 +268,14 @@ def _released(attended: AttendedKeys, positions: NDArray[np.int64], length: int,
 
 
 def _lacking(
-    parts: CacheParts, sequence: Sequence, batch: Batch, manifest: Manifest, num_sealed: int, has_cross: bool
+    parts: CacheParts, sequence: Sequence, batch: Batch, manifest: Manifest, num_sealed: int | None, has_cross: bool
 ) -> list[_Lacking]:
     """Return the units of each group for which the arrival has slots."""
     size, start = parts.block_size, sequence.num_computed_tokens
     cut = math.gcd(size, manifest.geometry.block_size)
     sealed = set(sealed_groups(parts.layers).values())
     # Next to sealed blocks, windows keep what the first token after those sees.
-    kept = max(start, num_sealed) if sealed else manifest.num_computed
+    kept = manifest.num_computed if num_sealed is None else max(start, num_sealed)
     listed = []
     for group in range(len(parts.token_groups)):
         end = kept if group in sealed else manifest.num_computed

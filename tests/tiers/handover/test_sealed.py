@@ -136,6 +136,50 @@ def test_heads_may_be_split_over_other_ranks(sockets, theirs, mine):
     assert sockets[0].drain(10)
 
 
+STAGES = range(2), range(2, 4)
+MODEL = [WINDOW, WINDOW, SPEC, SPEC]
+
+
+def exported_stages(transport, length):
+    """Return the manifests of a stage without sealed blocks and of one with them, and their caches and sequences."""
+    senders, manifests = [], []
+    for layers in STAGES:
+        sender = make(MODEL[layers.start : layers.stop], **SIZES)
+        fill(sender, layers.start)
+        sequence = computed(sender, range(length))
+        senders.append((sender, sequence))
+        manifests.append(export_sequence(sender, sequence, transport=transport, readers=2, first_layer=layers.start))
+    return senders, manifests
+
+
+@pytest.mark.parametrize(("length", "sealed", "token"), [(30, 0, 0), (100, 80, 64)])
+def test_a_stage_without_sealed_blocks_serves_only_an_equal_stage(sockets, length, sealed, token):
+    senders, manifests = exported_stages(sockets[0], length)
+    receiver = make(MODEL, **SIZES)
+    text = rf"layers 0 to 1 has no sealed .* token {token} in group 0; .*\({sealed} tokens are sealed\): use the same"
+    for listed in (manifests, manifests[::-1]):
+        with pytest.raises(UnsupportedOption, match=text):
+            import_sequence(receiver, listed, transport=sockets[1])
+    assert (receiver.num_sequences, receiver.stats().num_used_blocks) == (0, 0)
+    receiver.check_invariants()
+    for layers, (sender, sequence) in zip(STAGES, senders, strict=True):
+        stage = make(MODEL[layers.start : layers.stop], **SIZES)
+        arrived = import_sequence(stage, manifests, transport=sockets[1], first_layer=layers.start)
+        assert_same(content(sender, sequence), content(stage, arrived))
+
+
+def test_a_cache_with_sealed_blocks_serves_a_stage_without_them(sockets):
+    sender, receiver = make(MODEL, **SIZES), make(MODEL[:2], **SIZES)
+    fill(sender, 1)
+    sequence = computed(sender, range(100))
+    manifest = export_sequence(sender, sequence, transport=sockets[0])
+    arrived = import_sequence(receiver, manifest, transport=sockets[1], first_layer=0)
+    mine, theirs = content(sender, sequence), content(receiver, arrived)
+    assert (mine[0, "held"][0], theirs[0, "held"][0]) == (64, 80)
+    for name in ("key", "value"):
+        np.testing.assert_array_equal(mine[0, 1, name][16:], theirs[0, 1, name])
+
+
 @pytest.mark.parametrize("tail", [None, -1, 0, 5])
 def test_manifests_with_sealed_tokens_that_no_group_has_are_refused(sockets, tail):
     """Layers that keep states have group -1, of which there is one here, as of sealed layers."""
