@@ -139,7 +139,7 @@ def _common_layers(mine: Geometry, theirs: Geometry) -> dict[int, _Common]:
 
 
 def _common_sealed(mine: Geometry, theirs: Geometry, found: dict[int, _Common]) -> dict[int, _Common]:
-    """Return the same for the sealed blocks of these layers, after an assertion that both sides seal them alike."""
+    """Return the common sealed blocks of these layers; raise UnsupportedOption unless both sides seal alike."""
     for group, common in found.items():
         own, other = mine.groups[group].options.get("sealing"), common.theirs.options.get("sealing")
         if own != other:
@@ -153,7 +153,10 @@ def _common_sealed(mine: Geometry, theirs: Geometry, found: dict[int, _Common]) 
         if shape.tail is not None and shape.tail in found:
             common = found[shape.tail]
             if common.their_group not in tails:
-                raise UnsupportedOption(f"group {number} has sealed blocks, of which the exporter has no group")
+                raise UnsupportedOption(
+                    f"group {number} has sealed blocks here, and the exporter has no sealed blocks of these layers; "
+                    "use the same format, residual, group_size and block_size on both sides"
+                )
             sealed[number] = replace(common, group=number, their_group=tails[common.their_group])
     return sealed
 
