@@ -161,9 +161,11 @@ inline XLA_FFI_Error* write_kv(XLA_FFI_CallFrame* call) noexcept {
   });
 }
 
-// key_cache, value_cache, pairs, options -> the planes of sealed blocks; with `restores` the two caches.
-inline XLA_FFI_Error* convert_sealed(XLA_FFI_CallFrame* call, bool restores) noexcept {
-  return serve(call, [restores](CallFrame& frame, cpu::Failure& failure) {
+// key_cache, value_cache, pairs, options -> `num_written` of key_cache, value_cache and the four planes of sealed
+// blocks, from `first_written` on, which `convert` writes.
+inline XLA_FFI_Error* convert_sealed(XLA_FFI_CallFrame* call, size_t first_written, size_t num_written,
+                                     decltype(cpu::HostCalls::seal_blocks) convert) noexcept {
+  return serve(call, [&](CallFrame& frame, cpu::Failure& failure) {
     const XLA_FFI_Buffer& keys = frame.next_argument();
     const XLA_FFI_Buffer& values = frame.next_argument();
     const XLA_FFI_Buffer& pairs = frame.next_argument();
@@ -177,7 +179,7 @@ inline XLA_FFI_Error* convert_sealed(XLA_FFI_CallFrame* call, bool restores) noe
                         {given.value, "sealed value"},
                         {given.key_scale, "sealed key_scale"},
                         {given.value_scale, "sealed value_scale"}};
-    const std::span<Written> written = restores ? std::span(arrays).first(2) : std::span(arrays).subspan(2);
+    const std::span<Written> written = std::span(arrays).subspan(first_written, num_written);
     check_addresses(written, options.next(kAddresses));
     take_results(frame, written);
     const SealedPlanes planes = {arrays[2].buffer, arrays[3].buffer, arrays[4].buffer, arrays[5].buffer};
@@ -194,13 +196,17 @@ inline XLA_FFI_Error* convert_sealed(XLA_FFI_CallFrame* call, bool restores) noe
     args.sources = {data, pairs.dims[0], 2 * width, wide};
     args.targets = {data + width, pairs.dims[0], 2 * width, wide};
     const PlainArithmetic arithmetic;
-    return host.calls->convert_sealed(args, restores, threads_of_a_call(), failure);
+    return convert(args, threads_of_a_call(), failure);
   });
 }
 
-inline XLA_FFI_Error* seal_kv(XLA_FFI_CallFrame* call) noexcept { return convert_sealed(call, false); }
+inline XLA_FFI_Error* seal_kv(XLA_FFI_CallFrame* call) noexcept {
+  return convert_sealed(call, 2, 4, host.calls->seal_blocks);
+}
 
-inline XLA_FFI_Error* unseal_kv(XLA_FFI_CallFrame* call) noexcept { return convert_sealed(call, true); }
+inline XLA_FFI_Error* unseal_kv(XLA_FFI_CallFrame* call) noexcept {
+  return convert_sealed(call, 0, 2, host.calls->unseal_blocks);
+}
 
 // Arrays -> the address of each, as two uint32.
 inline XLA_FFI_Error* addresses(XLA_FFI_CallFrame* call) noexcept {

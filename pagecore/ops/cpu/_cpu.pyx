@@ -42,7 +42,7 @@ from pagecore.ops.cpu.codecs.conversions cimport (
     run_convert_blocks,
     run_convert_latent_rows,
 )
-from pagecore.ops.cpu.codecs.seal cimport run_check_sealed_pairs, run_convert_sealed_blocks
+from pagecore.ops.cpu.codecs.seal cimport run_check_sealed_pairs, run_seal_blocks, run_unseal_blocks
 from pagecore.ops.cpu.codecs.state_codec cimport run_dequantize_states, run_quantize_states
 from pagecore.ops.cpu.latent.latent cimport (
     IndexScoreCall,
@@ -162,7 +162,10 @@ cdef int convert_affine(const AffineCodes& codes, bint restores) except -1:
 cdef int convert_sealed_blocks(const SealArgs& args, bint restores) except -1:
     cdef int64_t num_threads = threads_of_a_call()
     with nogil:
-        run_convert_sealed_blocks(args, restores, num_threads)
+        if restores:
+            run_unseal_blocks(args, num_threads)
+        else:
+            run_seal_blocks(args, num_threads)
     return 0
 
 

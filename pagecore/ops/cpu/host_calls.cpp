@@ -30,8 +30,11 @@ constexpr HostCalls kCalls{
     .write_kv = [](const WriteArgs& args, int64_t num_threads, Failure& failure) noexcept -> bool {
       return attempt([&] { write_kv(args, num_threads); }, failure);
     },
-    .convert_sealed = [](const SealArgs& args, bool restores, int64_t num_threads, Failure& failure) noexcept -> bool {
-      return attempt([&] { convert_sealed_blocks(args, restores, num_threads); }, failure);
+    .seal_blocks = [](const SealArgs& args, int64_t num_threads, Failure& failure) noexcept -> bool {
+      return attempt([&] { seal_blocks(args, num_threads); }, failure);
+    },
+    .unseal_blocks = [](const SealArgs& args, int64_t num_threads, Failure& failure) noexcept -> bool {
+      return attempt([&] { unseal_blocks(args, num_threads); }, failure);
     },
 };
 

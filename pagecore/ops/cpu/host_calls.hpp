@@ -21,7 +21,8 @@ struct Failure {
 struct HostCalls {
   bool (*attention)(const AttentionArgs& args, int64_t num_threads, Failure& failure) noexcept;
   bool (*write_kv)(const WriteArgs& args, int64_t num_threads, Failure& failure) noexcept;
-  bool (*convert_sealed)(const SealArgs& args, bool restores, int64_t num_threads, Failure& failure) noexcept;
+  bool (*seal_blocks)(const SealArgs& args, int64_t num_threads, Failure& failure) noexcept;
+  bool (*unseal_blocks)(const SealArgs& args, int64_t num_threads, Failure& failure) noexcept;
 };
 
 [[nodiscard]] const HostCalls& host_calls() noexcept;

@@ -47,10 +47,6 @@ std::vector<SealedPair> sealed_pairs(const SealArgs& args, bool restores) {
   return pairs;
 }
 
-}  // namespace
-
-void check_sealed_pairs(const SealArgs& args, bool restores) { static_cast<void>(sealed_pairs(args, restores)); }
-
 void convert_sealed_blocks(const SealArgs& args, bool restores, int64_t num_threads) {
   const std::vector<SealedPair> pairs = sealed_pairs(args, restores);
   const double numbers = static_cast<double>(args.key.block_size * args.key.num_heads) *
@@ -66,5 +62,13 @@ void convert_sealed_blocks(const SealArgs& args, bool restores, int64_t num_thre
     convert(at_blocks(values, args.value, args.sealed_value, plain, sealed), 1);
   });
 }
+
+}  // namespace
+
+void check_sealed_pairs(const SealArgs& args, bool restores) { static_cast<void>(sealed_pairs(args, restores)); }
+
+void seal_blocks(const SealArgs& args, int64_t num_threads) { convert_sealed_blocks(args, false, num_threads); }
+
+void unseal_blocks(const SealArgs& args, int64_t num_threads) { convert_sealed_blocks(args, true, num_threads); }
 
 }  // namespace pagecore::cpu

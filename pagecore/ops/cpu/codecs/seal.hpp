@@ -7,10 +7,12 @@
 
 namespace pagecore::cpu {
 
-// Seals source block i of the plain caches as target block i; with `restores`, source block i of the sealed ones
-// becomes block i of the plain caches. Raises InvalidBlock, also for a target that occurs twice, before anything is
-// written.
-void convert_sealed_blocks(const SealArgs& args, bool restores, int64_t num_threads = 1);
+// Seals source block i of the plain caches as target block i. Raises InvalidBlock, also for a target that occurs twice,
+// before anything is written.
+void seal_blocks(const SealArgs& args, int64_t num_threads = 1);
+
+// Writes the numbers of sealed source block i to target block i of the plain caches. Raises the same errors.
+void unseal_blocks(const SealArgs& args, int64_t num_threads = 1);
 
 // The checks of the pairs alone, for calls that run on another device.
 void check_sealed_pairs(const SealArgs& args, bool restores);
