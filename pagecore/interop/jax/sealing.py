@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -53,7 +54,9 @@ def seal_kv(
     _check_copy(copy, "planes")
     cache = CachePair((key_cache, value_cache), (None, None), (1.0, 1.0), layer, layout)
     planes, attributes = sealed_planes(sealed, cache)
-    made = _convert("seal_kv", cache, planes, attributes, pairs, copy)
+    columns = "block of the plain caches, sealed block"
+    written = {f"sealed {name}": f"sealed_{name}" for name in PLANES}
+    made = _call("seal_kv", cache, planes, attributes, pairs, columns, written, copy)
     return sealed._replace(**dict(zip(PLANES, made, strict=True)))
 
 
@@ -97,7 +100,9 @@ def unseal_kv(
     _check_copy(copy, "caches")
     cache = CachePair((key_cache, value_cache), (None, None), (1.0, 1.0), layer, layout)
     planes, attributes = sealed_planes(sealed, cache)
-    made = _convert("unseal_kv", cache, planes, attributes, pairs, copy)
+    columns = "sealed block, block of the plain caches"
+    written = {"key_cache": 0, "value_cache": 1}
+    made = _call("unseal_kv", cache, planes, attributes, pairs, columns, written, copy)
     return made[0], made[1]
 
 
@@ -106,25 +111,28 @@ def _check_copy(copy: object, written: str) -> None:
         raise UnsupportedOption(f"copy is {shown(copy)}; it must be False, or None to allow XLA to copy the {written}")
 
 
-def _convert(
+def _call(
     target: str,
     cache: CachePair,
     planes: dict[str, jax.Array],
     attributes: dict[str, np.int64],
     pairs: Any,
+    columns: str,
+    written: Mapping[str, str | int],
     copy: bool | None,
 ) -> list[jax.Array]:
-    """Make the call, and return the arrays that it has written: the planes, or for "unseal_kv" the caches."""
-    restores = target == "unseal_kv"
-    columns = ["block of the plain caches", "sealed block"]
+    """Make the call, and return the arrays that it has written.
+
+    `columns` names those of `pairs`. `written` has the position or the name of each operand that is written, by its
+    name in errors.
+    """
     given = indices(pairs, "pairs", 2, "[n, 2]")
-    check_length(given, "pairs", 1, 2, f"({', '.join(columns[::-1] if restores else columns)})")
-    caches = {"key_cache": cache.key.codes, "value_cache": cache.value.codes}
-    written = caches if restores else {name.replace("_", " ", 1): one for name, one in planes.items()}
+    check_length(given, "pairs", 1, 2, f"({columns})")
+    caches = (cache.key.codes, cache.value.codes)
+    arrays = {name: caches[place] if isinstance(place, int) else planes[place] for name, place in written.items()}
     optional: dict[str, Any] = {"layer": cache.layer, **planes}
     if copy is False and not jax.config.jax_disable_jit:
-        optional["addresses"] = addresses_of(written, target)
+        optional["addresses"] = addresses_of(arrays, target)
     attributes = attributes | {"heads_first": np.int64(cache.heads_first)}
-    results = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in written.values()]
-    places = (0, 1) if restores else tuple(planes)
-    return call_native(target, (*caches.values(), given), results, optional, attributes, places)
+    results = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays.values()]
+    return call_native(target, (*caches, given), results, optional, attributes, tuple(written.values()))
