@@ -88,7 +88,7 @@ class Stored {
       case Format::E4M3: return float8_number(byte(row, d), 3, 7);
       case Format::E5M2: return float8_number(byte(row, d), 2, 15);
       case Format::E4M3Token: return float8_number(byte(row, d), 3, 7) * token_scale(scale, 0);
-      case Format::I8Token: return row[d] * token_scale(scale, 0);
+      case Format::I8Token: return static_cast<int8_t>(row[d]) * token_scale(scale, 0);
       case Format::I4Token: return (nibble() - (byte(scale, 0) & 15)) * token_scale(scale, 15);
       case Format::FP4Block16: return e2m1_number(nibble()) * std::ldexp(1.0, byte(scale, d / 16) - 127);
       case Format::NVFP4: return e2m1_number(nibble()) * float8_number(byte(scale, d / 16), 3, 7);

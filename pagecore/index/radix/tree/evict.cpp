@@ -7,6 +7,44 @@ namespace pagecore {
 
 using radix::kNoNode;
 
+namespace {
+
+using radix::Ids;
+using radix::NodeId;
+
+struct Subtree {
+  std::vector<uint8_t> is_in;  // by node
+  std::vector<NodeId> nodes;   // parents before their children
+};
+
+// The nodes for which `is_top` is true, and all nodes below them.
+template <typename IsTop>
+Subtree list_subtree(const radix::NodeStore& nodes, IsTop&& is_top) {
+  Subtree subtree{std::vector<uint8_t>(static_cast<size_t>(nodes.num_ids())), {}};
+  for (const NodeId node : nodes.by_depth()) {
+    const NodeId parent = nodes.at(node).parent;
+    if (!is_top(node) && (parent < 0 || subtree.is_in[static_cast<size_t>(parent)] == 0)) continue;
+    subtree.is_in[static_cast<size_t>(node)] = 1;
+    subtree.nodes.push_back(node);
+  }
+  return subtree;
+}
+
+// Empties the lists of evicted ids, one for each lane and one for states, with room for `most` ids in each.
+void clear_lists(const radix::NodeStore& nodes, int64_t most, std::vector<Ids>& out) {
+  out.resize(static_cast<size_t>(nodes.components().num_lanes()) + 1);
+  for (Ids& ids : out) ids.clear();
+  for (Ids& ids : out) ids.reserve(static_cast<size_t>(most));
+}
+
+void clear_lists(const radix::NodeStore& nodes, const Subtree& subtree, std::vector<Ids>& out) {
+  int64_t most = 0;
+  for (const NodeId node : subtree.nodes) most += nodes.at(node).size;
+  clear_lists(nodes, most, out);
+}
+
+}  // namespace
+
 int64_t RadixTree::evict(int32_t component, int64_t amount, std::vector<Ids>& out, double time) {
   amount = std::min(amount, evictable(component));
   out.resize(static_cast<size_t>(num_lanes()) + 1);
@@ -27,9 +65,7 @@ int64_t RadixTree::evict(int32_t component, int64_t amount, std::vector<Ids>& ou
 int64_t RadixTree::evict_path(const radix::Query& query, int64_t limit, int64_t keep, std::vector<Ids>& out) {
   const Match found = match(query, limit);
   const int64_t most = std::max<int64_t>(0, found.full_blocks - keep);
-  out.resize(static_cast<size_t>(num_lanes()) + 1);
-  for (Ids& ids : out) ids.clear();
-  for (Ids& ids : out) ids.reserve(static_cast<size_t>(most));
+  clear_lists(nodes_, most, out);
   NodeId node = found.full_node;
   if (most == 0 || found.full_offset < nodes_.at(node).size) return 0;  // the node goes on
   int64_t evicted = 0;
@@ -48,13 +84,13 @@ int64_t RadixTree::evict_path(const radix::Query& query, int64_t limit, int64_t 
 int64_t RadixTree::revoke(const radix::Query& query, int64_t valid, std::span<Receipt* const> receipts,
                           std::vector<Ids>& out) {
   const Match found = match(query, valid + 1);
-  Subtree subtree{std::vector<uint8_t>(static_cast<size_t>(nodes_.num_ids())), {}};
+  Subtree subtree;
   NodeId top = found.full_node;
   if (found.full_blocks > valid) {
     while (nodes_.at(top).depth > valid) top = nodes_.at(top).parent;
-    list_subtree(subtree, [&](NodeId node) { return node == top; });
+    subtree = list_subtree(nodes_, [&](NodeId node) { return node == top; });
   }
-  reserve_subtree(subtree, out);
+  clear_lists(nodes_, subtree, out);
   if (subtree.nodes.empty()) return 0;
   reserve(1 + static_cast<int64_t>(receipts.size()) * nodes_to_move());
   if (const int64_t blocks = valid - nodes_.at(top).depth; blocks > 0) {
@@ -66,47 +102,28 @@ int64_t RadixTree::revoke(const radix::Query& query, int64_t valid, std::span<Re
   }
   // Without full lanes shorten() prunes nodes, whose ids splits before `valid` may have taken.
   std::erase_if(subtree.nodes, [&](NodeId node) { return nodes_.at(node).depth < valid || nodes_.at(node).size == 0; });
-  const int64_t evicted = take_unpinned(subtree, out);
+  const int64_t evicted = take_unpinned(subtree.nodes, out);
   structure_.prune(parent);
   shrink();
   return evicted;
 }
 
 int64_t RadixTree::evict_namespace(radix::NamespaceId space, std::vector<Ids>& out) {
-  Subtree subtree{std::vector<uint8_t>(static_cast<size_t>(nodes_.num_ids())), {}};
-  list_subtree(subtree, [&](NodeId node) {
+  const Subtree subtree = list_subtree(nodes_, [&](NodeId node) {
     const NodeId parent = nodes_.at(node).parent;
     return parent < 0 && radix::namespace_of(parent) == space;
   });
-  reserve_subtree(subtree, out);
-  const int64_t evicted = take_unpinned(subtree, out);
+  clear_lists(nodes_, subtree, out);
+  const int64_t evicted = take_unpinned(subtree.nodes, out);
   shrink();
   return evicted;
 }
 
-// Lists the nodes for which `is_top` is true and all nodes below them.
-template <typename IsTop>
-void RadixTree::list_subtree(Subtree& subtree, IsTop&& is_top) const {
-  for (const NodeId node : nodes_.by_depth()) {
-    const NodeId parent = nodes_.at(node).parent;
-    if (!is_top(node) && (parent < 0 || subtree.is_in[static_cast<size_t>(parent)] == 0)) continue;
-    subtree.is_in[static_cast<size_t>(node)] = 1;
-    subtree.nodes.push_back(node);
-  }
-}
-
-void RadixTree::reserve_subtree(const Subtree& subtree, std::vector<Ids>& out) const {
-  int64_t most = 0;
-  for (const NodeId node : subtree.nodes) most += nodes_.at(node).size;
-  out.resize(static_cast<size_t>(num_lanes()) + 1);
-  for (Ids& ids : out) ids.clear();
-  for (Ids& ids : out) ids.reserve(static_cast<size_t>(most));
-}
-
-// Evicts every node of a subtree that is not pinned, from the leaves up; returns the number of blocks.
-int64_t RadixTree::take_unpinned(const Subtree& subtree, std::vector<Ids>& out) {
+// Evicts every node of a subtree, parents before their children, that is not pinned, from the leaves up; returns the
+// number of blocks.
+int64_t RadixTree::take_unpinned(std::span<const NodeId> subtree, std::vector<Ids>& out) {
   int64_t evicted = 0;
-  for (auto it = subtree.nodes.rbegin(); it != subtree.nodes.rend(); ++it) {
+  for (auto it = subtree.rbegin(); it != subtree.rend(); ++it) {
     if (nodes_.at(*it).children > 0 || nodes_.at(*it).path_pins > 0) continue;
     evicted += nodes_.at(*it).size;
     static_cast<void>(eviction_.take_tail(*it, nodes_.at(*it).size, out));

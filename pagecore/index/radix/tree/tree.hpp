@@ -245,14 +245,7 @@ class RadixTree {
   void move_on(Receipt& receipt, NodeId end, int64_t old_end, int64_t pinned_end);
 
   // evict.cpp
-  struct Subtree {
-    std::vector<uint8_t> is_in;  // by node
-    std::vector<NodeId> nodes;   // parents before their children
-  };
-  template <typename IsTop>
-  void list_subtree(Subtree& subtree, IsTop&& is_top) const;
-  void reserve_subtree(const Subtree& subtree, std::vector<Ids>& out) const;
-  int64_t take_unpinned(const Subtree& subtree, std::vector<Ids>& out);
+  int64_t take_unpinned(std::span<const NodeId> subtree, std::vector<Ids>& out);
   void shrink() noexcept;
 
   // batch.cpp
