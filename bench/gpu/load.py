@@ -11,7 +11,7 @@ from typing import Any
 import pagecore
 from bench.gpu.device import Gpu
 from bench.host.attention_load import Shape
-from bench.host.sealed_load import BLOCK, GROUP, RESIDUAL
+from bench.host.sealed_load import BLOCK, RESIDUAL, plane_shapes
 from pagecore import SealedBlocks
 from pagecore.arrays.dtypes.formats import SEALED_FORMATS, Format
 
@@ -117,12 +117,7 @@ class GpuSealed:
         torch, place, shape = load.gpu.torch, load.gpu.place, load.shape
         self.name, self.bits = name, SEALED_FORMATS[name]
         blocks, _, heads, dim = load.key_cache.shape
-        shapes = {
-            "key": (blocks, heads, BLOCK * self.bits // 32, dim),
-            "value": (blocks, BLOCK, heads, dim * self.bits // 32),
-            "key_scale": (blocks, heads, BLOCK // GROUP, 2, dim),
-            "value_scale": (blocks, BLOCK, heads, dim // GROUP, 2),
-        }
+        shapes = plane_shapes(blocks, heads, dim, self.bits)
         kinds = {each: torch.bfloat16 if "scale" in each else torch.int32 for each in shapes}
         planes = {each: torch.zeros(size, dtype=kinds[each], device=place) for each, size in shapes.items()}
         whole = max(shape.context - RESIDUAL, shape.context // 2) // BLOCK

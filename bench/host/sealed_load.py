@@ -16,6 +16,16 @@ from pagecore.arrays.dtypes.formats import SEALED_FORMATS
 BLOCK, GROUP, RESIDUAL = 32, 32, 128
 
 
+def plane_shapes(blocks: int, heads: int, dim: int, bits: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the planes of sealed blocks, by the names of `SealedBlocks`."""
+    return {
+        "key": (blocks, heads, BLOCK * bits // 32, dim),
+        "value": (blocks, BLOCK, heads, dim * bits // 32),
+        "key_scale": (blocks, heads, BLOCK // GROUP, 2, dim),
+        "value_scale": (blocks, BLOCK, heads, dim // GROUP, 2),
+    }
+
+
 class Sealed:
     """A load in blocks of `BLOCK` tokens, sealed but for the last `RESIDUAL` tokens of each sequence.
 
@@ -34,12 +44,7 @@ class Sealed:
         self.name, self.bits, self.block_size = name, SEALED_FORMATS[name], BLOCK
         self._paged = paged
         blocks, _, heads, dim = paged.key_cache.shape
-        shapes = {
-            "key": (blocks, heads, BLOCK * self.bits // 32, dim),
-            "value": (blocks, BLOCK, heads, dim * self.bits // 32),
-            "key_scale": (blocks, heads, BLOCK // GROUP, 2, dim),
-            "value_scale": (blocks, BLOCK, heads, dim // GROUP, 2),
-        }
+        shapes = plane_shapes(blocks, heads, dim, self.bits)
         planes = {side: huge_empty(shape, "bfloat16" if "scale" in side else "int32") for side, shape in shapes.items()}
         whole = paged.table[:, : (int(paged.seq_lens[0]) - RESIDUAL) // BLOCK]
         lens = np.full(len(whole), whole.shape[1] * BLOCK, np.int32)

@@ -1,4 +1,4 @@
-"""Caches with sealed blocks: which blocks a commit seals, what it releases, and what is refused."""
+"""Caches with sealed blocks: which blocks a commit seals, and what it releases."""
 
 from dataclasses import replace
 
@@ -7,27 +7,19 @@ import pytest
 
 from pagecore import (
     AttentionSpec,
-    CrossSpec,
     InvalidSequence,
     OutOfBlocks,
-    PagedCacheConfig,
     PagedKVCache,
-    ShapeError,
-    StaticKVCache,
     SwapSpace,
-    TensorParallel,
     UnsupportedDtype,
     UnsupportedOption,
-    make_cache,
 )
 from pagecore.cache.memory import sealer
 from pagecore.cache.step import prepare
-from pagecore.serving import plan_memory
 from tests.cache.sealing import as_read, sealed_after
 from tests.cache.swaps import poison
 from tests.ops import kivi_twin
 from tests.reference.dense import dense_attention, limits_of
-from tests.together import together
 
 BLOCK, RESIDUAL = 32, 40
 SPEC = AttentionSpec(2, 64, 32, dtype="float32", num_query_heads=4, format="kivi2", residual=RESIDUAL)
@@ -395,28 +387,6 @@ def test_a_tail_needs_room_for_residual_and_step_alone():
     assert driver.cache.shortage([sequence], 500, step_tokens=57) == 0
 
 
-def test_a_memory_is_divided_by_what_both_groups_need():
-    cache = PagedKVCache(SPEC, num_layers=4, block_size=BLOCK, memory="64MiB", max_tokens_per_sequence=4096)
-    sealed, tail = cache.num_blocks
-    assert sealed > 4 * tail
-    spec_bytes = [sum(plane.nbytes for plane in SPEC.planes), sum(p.nbytes for p in SPEC.tail.planes) * BLOCK]
-    assert cache.nbytes == 4 * sum(n * size for n, size in zip(cache.num_blocks, spec_bytes, strict=True))
-    assert 0.9 * 2**26 < cache.nbytes <= 2**26
-
-
-def test_the_block_size_follows_from_the_spec():
-    for block in (32, 64):
-        spec = replace(SPEC, block_size=block)
-        assert PagedKVCache([AttentionSpec(1, 64), spec], num_blocks=4).block_size == block
-        assert make_cache(PagedCacheConfig(num_blocks=4), spec).block_size == block
-        assert plan_memory(spec, "1MiB").block_size == block
-        with pytest.raises(ShapeError, match=f"block_size is 16, .* blocks of {block} tokens"):
-            make_cache(PagedCacheConfig(block_size=16, num_blocks=4), spec)
-    assert PagedKVCache(AttentionSpec(1, 64), num_blocks=4).block_size == 16
-    with pytest.raises(ShapeError, match=r"blocks of 32 and 64 tokens, .* the same block_size"):
-        PagedKVCache([SPEC, replace(SPEC, block_size=64)], num_blocks=4)
-
-
 def test_forks_copy_no_block_that_is_not_sealed():
     """The block of the sealed group that two forks share has no bytes yet; that of the tail is copied."""
     driver = Driver(num_blocks=20, prefix_cache=False)
@@ -452,71 +422,3 @@ def test_a_fork_whose_copies_are_undone_has_its_blocks_again(monkeypatch):
     np.testing.assert_array_equal(driver.cache.block_table(0).numpy(), before)
     assert driver.cache.stats() == stats
     driver.cache.check_invariants()
-
-
-def test_ranks_share_heads():
-    part = TensorParallel(1, 2).shard(SPEC)
-    assert (part.num_kv_heads, part.num_query_heads, part.residual, part.format) == (1, 2, RESIDUAL, "kivi2")
-    assert PagedKVCache(SPEC, block_size=BLOCK, num_blocks=4, parallel=TensorParallel(1, 2)).num_groups == 2
-
-
-def test_planes_of_equal_shapes_and_other_dims_or_bits_are_in_groups_of_their_own():
-    layers = [AttentionSpec(2, 64, 32, format="kivi2"), AttentionSpec(2, 32, 32, format="kivi4", value_format="kivi2")]
-    small = replace(layers[1], group_size=16)
-    cache = PagedKVCache([layers[0], small, layers[1]], block_size=BLOCK, num_blocks=9, device="none")
-    assert len({cache.group_of(layer) for layer in range(3)}) == 3
-
-
-def test_another_format_replaces_a_sealed_one():
-    spec = AttentionSpec(2, 64, format="kivi2")
-    assert replace(spec, format="int8_token") == AttentionSpec(2, 64, format="int8_token")
-    assert replace(spec, group_size=64).sealing.block_size == 64
-
-
-def test_bytes_of_the_formats():
-    for name, bits in (("kivi2", 3), ("kivi4", 5)):
-        spec = AttentionSpec(8, 128, format=name)
-        assert sum(plane.nbytes for plane in spec.planes) * 8 == 2 * 32 * 8 * 128 * bits
-        assert (spec.sealing.residual, spec.sealing.group_size, spec.sealing.block_size) == (128, 32, 32)
-        assert spec.tail.window == 129
-        assert spec.with_format(None) == AttentionSpec(8, 128)
-
-
-WRONG = {
-    "bounds": ({"key_bounds": True}, UnsupportedOption, "key_bounds is given, but format 'kivi2'"),
-    "labels": ({"label_channels": [[0], [1]]}, UnsupportedOption, "label_channels is given"),
-    "a factor": ({"key_scale": 2.0}, UnsupportedOption, "computes its scales"),
-    "plain values": ({"value_format": "int8_token"}, UnsupportedOption, "use one of them for both"),
-    "plain keys": ({"format": None, "value_format": "kivi4"}, UnsupportedOption, "keys have format None"),
-    "a lookahead": ({"lookahead": 9, "residual": 8}, ShapeError, "residual of at least the lookahead"),
-    "a residual": ({"residual": -1}, ShapeError, "residual is -1"),
-    "a group": ({"group_size": 8}, ShapeError, "group_size is 8"),
-    "a block": ({"block_size": 40}, ShapeError, "block_size is 40, not a multiple of group_size, 32"),
-    "a dim": ({"head_dim": 72}, ShapeError, "head_dim is 72"),
-    "a value dim": ({"v_head_dim": 48}, ShapeError, "v_head_dim is 48, not a multiple of group_size"),
-    "no format": ({"format": "int8_token", "residual": 64}, UnsupportedOption, "residual is 64, but only"),
-}
-
-
-@together("name", WRONG)
-def test_specs_that_cannot_be_sealed_are_refused(name):
-    options, error, message = WRONG[name]
-    with pytest.raises(error, match=message):
-        AttentionSpec(**{"num_kv_heads": 2, "head_dim": 64, "format": "kivi2", **options})
-
-
-def test_caches_that_cannot_be_served_are_refused():
-    with pytest.raises(ShapeError, match="block_size is 16, but the AttentionSpec is made for blocks of 32 tokens"):
-        PagedKVCache(SPEC, block_size=16, num_blocks=9)
-    other = AttentionSpec(1, 64, format="kivi4", residual=64)
-    with pytest.raises(UnsupportedOption, match="residuals 40, 64"):
-        PagedKVCache([SPEC, other], block_size=BLOCK, num_blocks=9)
-    with pytest.raises(UnsupportedOption, match="StaticKVCache does not have"):
-        StaticKVCache(SPEC, max_length=64)
-    with pytest.raises(UnsupportedOption, match="an encoder's output never grows"):
-        CrossSpec(2, 64, format="kivi2")
-    cache = PagedKVCache(SPEC, block_size=BLOCK, num_blocks=9)
-    sequence = cache.add_sequence(range(64))
-    cache.commit(cache.prepare([sequence], 64))
-    with pytest.raises(UnsupportedOption, match="sealed blocks, whose tokens cannot move"):
-        cache.compact(sequence, [0, 1])

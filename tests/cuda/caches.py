@@ -68,23 +68,32 @@ def poison(cuda: Kit, cache: PagedKVCache, number: float = np.nan) -> None:
     cuda.runtime.synchronize(0)
 
 
+class DeviceBytes:
+    """Access of a walk or a state machine to the bytes of its cache on a device: `self.cache`."""
+
+    kit: Kit
+    cache: Any
+
+    def poison(self) -> None:
+        poison(self.kit, self.cache)
+
+    def read(self, tensor: Any) -> Any:
+        return self.kit.get(tensor)
+
+    def put(self, plane: Any, slot: Any, values: Any) -> None:
+        values = np.ascontiguousarray(values)
+        self.kit.runtime.copy(plane[int(slot)].pointer, values.ctypes.data, values.nbytes, 0)
+        self.kit.runtime.synchronize(0)
+
+
 def run_machine(machine, cuda: Kit, examples: int, steps: int, more=lambda layers, **options: {}) -> None:
     """Run a state machine of the host cache against a cache on a device; `more` returns further cache options."""
 
-    class OnDevice(machine):
+    class OnDevice(DeviceBytes, machine):
+        kit = cuda
+
         def make_cache(self, layers, **options):
             return DeviceCache(cuda, layers, **options, **more(layers, **options))
-
-        def poison(self):
-            poison(cuda, self.cache)
-
-        def read(self, tensor):
-            return cuda.get(tensor)
-
-        def put(self, plane, slot, values):
-            values = np.ascontiguousarray(values)
-            cuda.runtime.copy(plane[int(slot)].pointer, values.ctypes.data, values.nbytes, 0)
-            cuda.runtime.synchronize(0)
 
     limits = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
     run_state_machine_as_test(OnDevice, settings=settings(max_examples=examples, stateful_step_count=steps, **limits))

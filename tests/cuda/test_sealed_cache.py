@@ -11,7 +11,7 @@ from pagecore import AttentionSpec, PagedKVCache, SwapSpace
 from pagecore.errors import DeviceError
 from pagecore.tiers.host.tier import HostTier
 from tests.cache.test_sealed_walks import MODELS, Walk, run_walk
-from tests.cuda.caches import DeviceCache, poison, requests_of
+from tests.cuda.caches import DeviceBytes, DeviceCache, requests_of
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
 
@@ -302,21 +302,15 @@ def test_sealed_blocks_come_back_from_a_host_tier(cuda):
 @pytest.mark.slow
 @pytest.mark.parametrize("model", cases(["two groups", "a window", "states and a window"], MODELS))
 def test_random_operations(cuda, model):
-    class DeviceWalk(Walk):
+    class DeviceWalk(DeviceBytes, Walk):
+        kit = cuda
+
         def make_cache(self, layers, **options):
             return DeviceCache(cuda, layers, **options)
 
         def poison(self):
             if not self.cache.scrub:
-                poison(cuda, self.cache)
-
-        def read(self, tensor):
-            return cuda.get(tensor)
-
-        def put(self, plane, slot, values):
-            values = np.ascontiguousarray(values)
-            cuda.runtime.copy(plane[int(slot)].pointer, values.ctypes.data, values.nbytes, 0)
-            cuda.runtime.synchronize(0)
+                super().poison()
 
     run_walk(DeviceWalk(model, 0, scrub=model == "a window"), *cases([80], [150]))
 
