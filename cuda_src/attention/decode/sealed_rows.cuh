@@ -13,16 +13,9 @@
 #pragma once
 
 #include "cuda_src/attention/decode/sealed.cuh"
-#include "cuda_src/device/formats.cuh"
-#include "cuda_src/device/units.cuh"
+#include "cuda_src/attention/tiles/sealed_numbers.cuh"
 
 namespace pagecore {
-
-// The scale and the least number of a group.
-struct ScalePair {
-  float scale;
-  float least;
-};
 
 template <typename Tile, typename ScoreOptions>
 class SealedDecodeRows : public DecodeRows<Tile, ScoreOptions> {
@@ -56,18 +49,6 @@ class SealedDecodeRows : public DecodeRows<Tile, ScoreOptions> {
   }
 
  private:
-  // Two adjacent numbers of a dtype, from number `at` on.
-  PC_MEMBER static void load_two(PcFloat type, const Shared<pc_uint8>& row, int at, float& x, float& y) {
-    if (type == PC_FLOAT32) {
-      x = row.template as<float>().load(at);
-      y = row.template as<float>().load(at + 1);
-      return;
-    }
-    const pc_uint32 pair = row.template as<pc_uint32>().load(at / 2);
-    x = type == PC_FLOAT16 ? low_of<pc_half>(pair) : low_of<pc_bfloat16>(pair);
-    y = type == PC_FLOAT16 ? high_of<pc_half>(pair) : high_of<pc_bfloat16>(pair);
-  }
-
   // Code `place` of two words as two elements of bfloat16, plus the offset.
   PC_MEMBER static pc_uint32 offset_codes(pc_uint64 words, int place) {
     constexpr int kLowest = Tile::kNumBits == 4 ? 3 : 5;  // bit of a code in the mantissa
@@ -145,15 +126,7 @@ class SealedDecodeRows : public DecodeRows<Tile, ScoreOptions> {
 
   // The value of code `place` of a word.
   PC_MEMBER static float value_of(pc_uint32 word, int place, const ScalePair& pair) {
-    constexpr pc_uint32 kMagic = 0x4b000000u;  // 2^23: the last bits are an integer
-    const pc_uint32 code = word >> (place * Tile::kNumBits) & static_cast<pc_uint32>(Tile::kCodeMask);
-    return pc_fma(pc_bits_to_float(kMagic | code) - 8388608.0f, pair.scale, pair.least);
-  }
-
-  // A value in the range of T: its rounded scale and least number can take it past the largest float16.
-  PC_MEMBER static float in_range(float x) {
-    if (!IsSame<T, pc_half>::kValue || magnitude_of(x) <= 65504.0f || magnitude_of(x) >= 131008.0f) return x;
-    return x < 0.0f ? -65504.0f : 65504.0f;
+    return number_of_code(word >> (place * Tile::kNumBits) & static_cast<pc_uint32>(Tile::kCodeMask), pair);
   }
 
   PC_MEMBER static pc_uint32 load_word(const Shared<pc_uint8>& stage, int token, int word) {
@@ -184,7 +157,7 @@ class SealedDecodeRows : public DecodeRows<Tile, ScoreOptions> {
       }
       float v[4];
       PC_UNROLL
-      for (int i = 0; i < 4; ++i) v[i] = in_range(value_of(words[i], place, pairs[i]));
+      for (int i = 0; i < 4; ++i) v[i] = in_range_of<T>(value_of(words[i], place, pairs[i]));
       pc_multiply<T>(this->o_[n], weights, pc_pack<T>(v[0], v[1]), pc_pack<T>(v[2], v[3]));
     }
   }

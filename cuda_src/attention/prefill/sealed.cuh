@@ -271,7 +271,8 @@ class SealedFeed : public PrefillSource<Tile> {
   }
 
   PC_MEMBER static float number(pc_uint32 word, int place, const ScalePair& pair) {
-    return in_range_of<T>(number_of_code<Tile::kNumBits>(word, place, pair));
+    constexpr pc_uint32 kMask = (1u << Tile::kNumBits) - 1;
+    return in_range_of<T>(number_of_code(word >> (place * Tile::kNumBits) & kMask, pair));
   }
   PC_MEMBER static pc_vector packed(const float (&x)[8]) {
     return {{pc_pack<T>(x[0], x[1]), pc_pack<T>(x[2], x[3]), pc_pack<T>(x[4], x[5]), pc_pack<T>(x[6], x[7])}};

@@ -26,11 +26,9 @@ PC_DEVICE void load_two(PcFloat type, const Shared<pc_uint8>& row, int at, float
   y = type == PC_FLOAT16 ? high_of<pc_half>(pair) : high_of<pc_bfloat16>(pair);
 }
 
-// The number of code `place` of a word.
-template <int kBits>
-PC_DEVICE float number_of_code(pc_uint32 word, int place, const ScalePair& pair) {
-  constexpr pc_uint32 kMagic = 0x4b000000u, kMask = (1u << kBits) - 1;  // 2^23: the last bits are an integer
-  const pc_uint32 code = word >> (place * kBits) & kMask;
+// The number of a code.
+PC_DEVICE float number_of_code(pc_uint32 code, const ScalePair& pair) {
+  constexpr pc_uint32 kMagic = 0x4b000000u;  // 2^23: the last bits are an integer
   return pc_fma(pc_bits_to_float(kMagic | code) - 8388608.0f, pair.scale, pair.least);
 }
 
