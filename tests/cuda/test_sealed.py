@@ -5,6 +5,7 @@ Caches have NaN in the place of sealed tokens; sealed planes have NaN in blocks 
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from pagecore import SealedBlocks, errors
 from pagecore.ops import paged_attention, plan_attention
 from tests.cuda.attention_cases import BF16, LIMITS, OPTIONS
 from tests.cuda.kit import Kit
+from tests.cuda.matrix import cases
 from tests.ops.cases import DTYPES, LAYOUTS, Shape, assert_lse_close, assert_output_close, random_mask
 from tests.ops.sealed_cases import SealedCase, make_sealed_case
 from tests.reference import attention as reference
@@ -56,7 +58,7 @@ def expect_of_kernels(case: SealedCase, *, batch_invariant: bool = False) -> tup
     """
     query, key_cache = case.plain.query, case.plain.key_cache
     expected = expect(case)
-    if matrix_bits(case) == 0:
+    if not has_matrix_prompts(case):
         return expected
     numbers = (each.astype(query.dtype) for each in (case.key_numbers, case.value_numbers))
     rounded = expect(replace(case, key_numbers=next(numbers), value_numbers=next(numbers)))
@@ -71,22 +73,18 @@ def expect_of_kernels(case: SealedCase, *, batch_invariant: bool = False) -> tup
     return out, lse
 
 
-def matrix_bits(case: SealedCase) -> int:
-    """Return the bits of the codes if matrix instructions serve prompts of a case, whose rows are aligned; else 0."""
+def has_matrix_prompts(case: SealedCase) -> bool:
+    """Return True if matrix instructions serve the prompts of a case, whose rows are aligned."""
     query, (size, _, dim), sealed = case.plain.query, case.plain.key_cache.shape[1:], case.sealed
-    bits = {32 * each // count for each, count in ((sealed.key.shape[2], size), (sealed.value.shape[3], dim))}
-    group = size // sealed.key_scale.shape[2]
-    halves = query.dtype != np.float16 or sealed.key_scale.dtype == sealed.value_scale.dtype == np.float16
-    serves = (
+    dims, group = (dim, case.plain.value_cache.shape[3]), size // sealed.key_scale.shape[2]
+    return (
         query.dtype != np.float32
         and query.dtype == case.plain.key_cache.dtype
-        and dim in (64, 128)
-        and dim == case.plain.value_cache.shape[3]
+        and max(dims) <= 256
+        and not any(each % 8 for each in dims)
         and size % 16 == group % 16 == 0
-        and halves
-        and len(bits) == 1
+        and (query.dtype != np.float16 or sealed.key_scale.dtype == sealed.value_scale.dtype == np.float16)
     )
-    return bits.pop() if serves else 0
 
 
 def check(cuda: Kit, case: SealedCase, *, planned: dict[str, Any] | None = None, **more: Any) -> None:
@@ -142,22 +140,61 @@ def test_decode_by_matrix_instructions(cuda, dim, bits, dtype, scales):
                 assert f"decode_sealed<{element},{bits},{dim},Plain>" in cuda.runtime.launched
 
 
-@pytest.mark.parametrize(("dim", "bits", "dtype", "scales"), MATRIX)
-def test_prompts_by_matrix_instructions(cuda, dim, bits, dtype, scales):
+# Dims of an instance and dims that it pads, with rows of values that are not whole units of 16 bytes: 20, 24 and 28.
+PROMPT_DIMS = {
+    (64, 64): "64,Plain",
+    (80, 80): "96,Plain",
+    (96, 96): "96,Plain",
+    (112, 112): "128,Plain",
+    (128, 128): "128,Plain",
+    (80, 160): "192,Plain",
+    (192, 128): "192,Plain,128",
+    (176, 112): "192,Plain,128",
+    (192, 192): "192,Plain",
+    (224, 240): "256,Plain",
+    (256, 256): "256,Plain",
+}
+PROMPTS = cases(
+    [
+        ((64, 64), (2, 2), "float16", "same"),
+        ((64, 64), (4, 4), "bfloat16", "float32"),
+        ((80, 80), (2, 2), "bfloat16", "same"),
+        ((80, 80), (2, 4), "bfloat16", "float32"),
+        ((96, 96), (4, 2), "bfloat16", "same"),
+        ((112, 112), (4, 2), "float16", "same"),
+        ((128, 128), (4, 4), "float16", "same"),
+        ((128, 128), (2, 2), "bfloat16", "float32"),
+        ((192, 128), (4, 2), "bfloat16", "float32"),
+        ((176, 112), (2, 4), "bfloat16", "same"),
+        ((80, 160), (2, 2), "bfloat16", "same"),
+        ((192, 192), (4, 4), "bfloat16", "float32"),
+        ((224, 240), (2, 4), "bfloat16", "same"),
+        ((256, 256), (4, 2), "bfloat16", "float32"),
+    ],
+    list(
+        itertools.product(PROMPT_DIMS, itertools.product((2, 4), (2, 4)), ["float16", "bfloat16"], ["same", "float32"])
+    ),
+)
+
+
+@pytest.mark.parametrize(("dims", "bits", "dtype", "scales"), PROMPTS)
+def test_prompts_by_matrix_instructions(cuda, dims, bits, dtype, scales):
     """Tiles with sealed rows alone, with rows of both kinds, and with rows of the caches alone; short last tiles."""
+    wide = dims[1] if dims[1] % 32 else 32
+    blocks = ((48, (16, wide)), (32, (32, 16)), (16, (16, dims[1])))
     for lens in ({"seq_lens": (150, 70, 40), "query_lens": (33, 70, 7)}, {"seq_lens": (130,), "query_lens": (5,)}):
-        for size, groups in ((32, (32, 64)), (48, (16, 16)), (16, (16, 32)))[: 1 if len(lens["seq_lens"]) == 1 else 3]:
-            shape = Shape(heads=(4, 1), dims=(dim, dim), block_size=size, query_dtype=dtype, cache_dtype=dtype, **lens)
-            case = make_sealed_case(shape, (bits, bits), groups)
+        for size, groups in blocks[: 1 if len(lens["seq_lens"]) == 1 or max(dims) > 128 else 3]:
+            shape = Shape(heads=(4, 1), dims=dims, block_size=size, query_dtype=dtype, cache_dtype=dtype, **lens)
+            case = make_sealed_case(shape, bits, groups)
             if scales == "float32" and dtype == "bfloat16":
-                wide = {name: getattr(case.sealed, name).astype(np.float32) for name in ("key_scale", "value_scale")}
-                case.sealed = case.sealed._replace(**wide)
+                planes = {name: getattr(case.sealed, name).astype(np.float32) for name in ("key_scale", "value_scale")}
+                case.sealed = case.sealed._replace(**planes)
             if cuda.is_emulated:
                 cuda.runtime.launched.clear()
             check(cuda, case)
             if cuda.is_emulated:
                 element = {"float16": "pc_half", "bfloat16": "pc_bfloat16"}[dtype]
-                assert f"prefill_sealed<{element},{bits},{dim},Plain>" in cuda.runtime.launched
+                assert f"prefill_sealed<{element},{PROMPT_DIMS[dims]}>" in cuda.runtime.launched
 
 
 def test_prompts_of_halves_with_other_scales_are_computed_in_float32(cuda):

@@ -17,7 +17,7 @@ from tests.emulator.build import SOURCES
 from tests.emulator.faults import Fault
 from tests.emulator.runtime import EmulatedRuntime
 from tests.ops.cases import DTYPES, Shape
-from tests.ops.sealed_cases import SealedCase, empty_sealed, make_sealed_case
+from tests.ops.sealed_cases import SealedCase, empty_sealed, keep_sealed, make_sealed_case
 
 pytestmark = pytest.mark.slow
 
@@ -62,6 +62,22 @@ PROMPT_FAULTS = {
         "prefill_sealed_slots", "const bool exists = keys.has(own);", WRONG
     ),
     "rows of the caches over sealed rows": Fault("prefill_sealed_rows", "if (row < 0) continue;", None),
+}
+# Dims that an instance pads.
+PADDED_FAULTS = {
+    "rows of the caches past their dims": Fault("prefill_sealed_rows_past_dims", "const KeyRange own_keys = keys;"),
+    "words of keys past their dims": Fault(
+        "prefill_sealed_words_past_dims", "pc_copy_async(to, words_of_head, from, exists);", OUTSIDE
+    ),
+    "scales of keys past their dims": Fault("prefill_sealed_scales_past_dims", "const bool has_scales = exists;"),
+    "values past their dims are not stored": Fault(
+        "prefill_sealed_values_past_dims", "if (row >= end || !exists) continue;"
+    ),
+}
+# Words and scales in the memory of their rows.
+IN_PLACE_FAULTS = {
+    "keys over words of other threads": Fault("prefill_sealed_barrier_in_keys", "", UNFINISHED),
+    "values over words of other threads": Fault("prefill_sealed_barrier_in_values", "", RACE),
 }
 
 
@@ -125,11 +141,32 @@ def run_prompts(*where: Path) -> None:
         runtime.finish()
 
 
+def run_padded(*where: Path) -> None:
+    """Rows of values of 20 bytes; the last block of the planes and of the caches is that of a sequence."""
+    runtime = EmulatedRuntime(*where)
+    shape = Shape((150, 70), (33, 7), heads=(4, 1), dims=(80, 80), query_dtype="bfloat16", cache_dtype="bfloat16")
+    with use_runtime(runtime):
+        for bits in ((2, 2), (4, 2)):
+            test_sealed.check(Kit(runtime), in_last_blocks(make_sealed_case(shape, bits, (16, 16), window=50)))
+        runtime.finish()
+
+
+def run_in_place(*where: Path) -> None:
+    """Tiles of 32 tokens of 256 dims, of which 16 tokens are in a sealed block."""
+    runtime = EmulatedRuntime(*where)
+    shape = Shape((80,), (33,), heads=(4, 1), dims=(256, 256), query_dtype="bfloat16", cache_dtype="bfloat16")
+    with use_runtime(runtime):
+        test_sealed.check(Kit(runtime), keep_sealed(make_sealed_case(shape, (4, 2)), 0, 48))
+        runtime.finish()
+
+
 def test_the_kernels_are_right_without_a_fault():
     run_seal()
     run_restore()
     run_sealed()
     run_prompts()
+    run_padded()
+    run_in_place()
 
 
 RUNS = [
@@ -137,6 +174,8 @@ RUNS = [
     (RESTORE_FAULTS, run_restore),
     (SEALED_FAULTS, run_sealed),
     (PROMPT_FAULTS, run_prompts),
+    (PADDED_FAULTS, run_padded),
+    (IN_PLACE_FAULTS, run_in_place),
 ]
 PLANTED = [(name, faults, run) for faults, run in RUNS for name in cases(list(faults)[::2], list(faults))]
 

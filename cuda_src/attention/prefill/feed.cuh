@@ -18,14 +18,15 @@ struct Bits<true> {
 };
 
 // T: type of the elements. kDim, kValueDim: dims of keys and of values that the instance computes with.
-// kBits: of the codes of a stored format; 0: the cache has elements of T. kSealedBits: of the codes of sealed blocks.
-template <typename T, int kDim, typename ScoreOptions, int kValueDim, int kBits = 0, int kSealedBits = 0>
+// kBits: of the codes of a stored format; 0: the cache has elements of T. kSealed: the first tokens of sequences are in
+// sealed blocks.
+template <typename T, int kDim, typename ScoreOptions, int kValueDim, int kBits = 0, bool kSealed = false>
 struct PrefillTile {
   using Element = T;
   using Options = ScoreOptions;
   using KeyRow = TileRow<kDim>;  // also of queries
   using ValueRow = TileRow<kValueDim>;
-  static constexpr PcPrefillShape kShape = pc_prefill_tiles(kDim, kValueDim, Options::kFull, kBits, kSealedBits);
+  static constexpr PcPrefillShape kShape = pc_prefill_tiles(kDim, kValueDim, Options::kFull, kBits, kSealed);
   static constexpr int kThreads = kShape.warps * 32;
   static constexpr int kTokens = kShape.tokens;
   static constexpr int kRowTiles = kShape.row_tiles;

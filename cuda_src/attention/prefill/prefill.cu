@@ -235,12 +235,12 @@ void prefill_stored(const PcStoredAttentionParams params) {
   run_items<Tile>(params.attention, shared, StoredFeed<Tile>(params, shared), StoredScales<Tile>(params, shared));
 }
 
-// The first tokens of sequences are in sealed blocks with codes of kBits (sealed.cuh).
-template <typename T, int kBits, int kDim, typename Options>
-PC_KERNEL(pc_prefill_sealed_shape(kBits, kDim, Options::kFull).threads,
-          pc_prefill_sealed_shape(kBits, kDim, Options::kFull).blocks_per_sm)
+// The first tokens of sequences are in sealed blocks (sealed.cuh).
+template <typename T, int kDim, typename Options, int kValueDim = kDim>
+PC_KERNEL(pc_prefill_sealed_shape(kDim, kValueDim, Options::kFull).threads,
+          pc_prefill_sealed_shape(kDim, kValueDim, Options::kFull).blocks_per_sm)
 void prefill_sealed(const PcSealedAttentionParams params) {
-  using Tile = PrefillSealedTile<T, kBits, kDim, Options>;
+  using Tile = PrefillSealedTile<T, kDim, Options, kValueDim>;
   const Shared<pc_uint8> shared = pc_shared_buffer();
   run_items<Tile>(params.attention, shared, SealedFeed<Tile>(shared), NoScales());
 }

@@ -174,8 +174,11 @@ def test_quantised_caches_have_kernels(name, dims, query, served):
     [
         ((128, 128), "bfloat16", {}, "decode_sealed<pc_bfloat16,4,128,Plain>"),
         ((64, 64), "float16", {"sealed_bits": 2, "full": True}, "decode_sealed<pc_half,2,64,Full>"),
-        ((128, 128), "bfloat16", {"decode": False}, "prefill_sealed<pc_bfloat16,4,128,Plain>"),
-        ((64, 64), "float16", {"decode": False, "sealed_bits": 2, "full": True}, "prefill_sealed<pc_half,2,64,Full>"),
+        ((128, 128), "bfloat16", {"decode": False}, "prefill_sealed<pc_bfloat16,128,Plain>"),
+        ((64, 64), "float16", {"decode": False, "sealed_bits": 2, "full": True}, "prefill_sealed<pc_half,64,Full>"),
+        ((80, 96), "bfloat16", {"decode": False}, "prefill_sealed<pc_bfloat16,96,Plain>"),
+        ((192, 128), "float16", {"decode": False, "full": True}, "prefill_sealed<pc_half,192,Full,128>"),
+        ((256, 256), "bfloat16", {"decode": False}, "prefill_sealed<pc_bfloat16,256,Plain>"),
         # Planes that matrix instructions do not read; dims, dtypes, rows and selections.
         ((64, 64), "bfloat16", {"decode": False, "sealed_bits": 0}, "general_sealed<64,Plain>"),
         ((64, 64), "bfloat16", {"decode": False, "selected": True}, "general_sealed<64,SelectedFull>"),

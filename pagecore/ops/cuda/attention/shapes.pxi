@@ -89,17 +89,21 @@ cdef str _select_stored(const KernelQuery& query, bint decode, PcLaunchShape* sh
 
 cdef str _select_sealed(const KernelQuery& query, bint decode, PcLaunchShape* shape):
     cdef PcStoredKernel kernel
-    kernel.type, kernel.bits, kernel.dim = <PcFloat>query.query_type, query.sealed_bits, query.head_dim
-    if query.selected or not query.aligned or kernel.bits == 0 or (
-            kernel.dim != query.value_dim or kernel.dim not in (64, 128)) or query.query_type == 0 or (
-            query.query_type != query.key_type or query.query_type != query.value_type):
+    cdef PcMatrixDims dims
+    dims.key = 0
+    if query.aligned and query.sealed_bits != 0 and not query.selected and query.query_type != 0 and (
+            query.query_type == query.key_type == query.value_type):
+        dims = pc_matrix_dims(query.head_dim, query.value_dim)
+    # Decode has no instances for other dims.
+    if dims.key == 0 or decode and (query.head_dim != query.value_dim or query.head_dim not in (64, 128)):
         return _select_general("general_sealed", query, shape)
     options = "Full" if query.full else "Plain"
     if decode:
-        shape[0] = pc_decode_shape(kernel.dim, kernel.dim)
+        kernel.type, kernel.bits, kernel.dim = <PcFloat>query.query_type, query.sealed_bits, dims.key
+        shape[0] = pc_decode_shape(dims.key, dims.value)
         return _stored_name("decode_sealed", kernel, options)
-    shape[0] = pc_prefill_sealed_shape(kernel.bits, kernel.dim, query.full)
-    return _stored_name("prefill_sealed", kernel, options)
+    shape[0] = pc_prefill_sealed_shape(dims.key, dims.value, query.full)
+    return _matrix_name("prefill_sealed", query.query_type, dims, options)
 
 
 cdef str _stored_name(str entry, PcStoredKernel kernel, str options):
@@ -177,8 +181,8 @@ def attention_kernel(
     sealed : bool
         True if the first tokens of sequences are in sealed blocks; the caches are then without formats.
     sealed_bits : int
-        Bits of the codes of sealed blocks whose groups, strides and dtypes allow matrix instructions in the section;
-        otherwise 0.
+        Bits of the codes of keys in sealed blocks whose groups, strides and dtypes allow matrix instructions in the
+        section; otherwise 0.
     decode : bool
         True for sequences with few queries. False for prefill, and for all sequences of a batch-invariant call.
     """
@@ -204,7 +208,7 @@ def launch_shape(str entry, tuple arguments):
     elif entry == "decode_sealed":
         shape = pc_decode_shape(int(arguments[2]), int(arguments[2]))
     elif entry == "prefill_sealed":
-        shape = pc_prefill_sealed_shape(int(arguments[1]), int(arguments[2]), arguments[3] == "Full")
+        shape = pc_prefill_sealed_shape(int(arguments[1]), int(value_dim), arguments[2] == "Full")
     elif entry == "decode_stored":
         shape = pc_stored_shape(int(arguments[1]), int(arguments[2]))
     elif entry == "prefill_stored":

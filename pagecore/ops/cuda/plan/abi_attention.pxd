@@ -149,7 +149,7 @@ cdef extern from "cuda_src/shapes/stored.h" nogil:
 cdef extern from "cuda_src/shapes/prefill.h" nogil:
     PcLaunchShape pc_prefill_shape(int key_dim, int value_dim, bint full)
     PcLaunchShape pc_prefill_stored_shape(int code_bits, int dim, bint full)
-    PcLaunchShape pc_prefill_sealed_shape(int sealed_bits, int dim, bint full)
+    PcLaunchShape pc_prefill_sealed_shape(int key_dim, int value_dim, bint full)
 
 
 cdef extern from "pagecore/ops/cuda/device_args.hpp" namespace "pagecore::cuda" nogil:
