@@ -197,6 +197,21 @@ def test_without_a_digest_nothing_is_reused_or_published():
     assert cache.stats().num_cached_blocks == 0
 
 
+@pytest.mark.parametrize("copied", [False, True])
+def test_without_a_digest_nothing_is_published_after_all_tokens_were_forgotten(copied):
+    cache = make()
+    sequence = cache.add_sequence(range(9), cross_tokens=5)
+    encode(cache, sequence, 9, seed=1)
+    if copied:
+        sequence = cache.fork(sequence)
+    cache.truncate(sequence, 0)
+    cache.append_tokens([sequence], [range(9)])
+    cache.commit(cache.prepare([sequence], 9))
+    cache.remove(sequence)
+    assert cache.match_length(range(9)) == 0  # as prompts without an encoder's input would find it
+    cache.check_invariants()
+
+
 def test_encoder_tokens_can_be_set_after_the_sequence_was_added():
     cache = make()
     sequence = cache.add_sequence(range(5))

@@ -65,6 +65,7 @@ def add(CacheState state not None, name, const int32_t[::1] ids not None, option
         if state.seals is not None:
             sequence.sealed = <int32_t>length
         if state.cross is not None and (content is None or content.key is None):
+            sequence.hold.is_private = True
             sequence.hold.published = INT32_MAX  # the encoder output that its keys depend on has no name
     if state.states is not None:
         state.states.add_raw(

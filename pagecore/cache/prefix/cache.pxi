@@ -226,7 +226,7 @@ cdef class PrefixCache:
 
     cdef void truncate(self, Sequence sequence, int32_t length) noexcept:
         """Shorten the receipt of a sequence whose row was truncated to `length` tokens."""
-        if sequence.hold.published != INT32_MAX or length == 0:
+        if sequence.hold.published != INT32_MAX or (length == 0 and not sequence.hold.is_private):
             sequence.hold.published = min(sequence.hold.published, length // self.block_size)
         if sequence.hold.offered_state > length:
             sequence.hold.offered_state = 0

@@ -69,8 +69,12 @@ cdef class PrefixHold:
     cdef double valued_at       # time at which the published blocks last got their values; NaN if they never did
     # Number of its namespace in the tree; valid while the receipt is not empty, or within one call.
     cdef int32_t namespace_number
-    # Leading blocks of the sequence that the tree has and the receipt covers; INT32_MAX: never publish it.
+    # Leading blocks of the sequence that the tree has and the receipt covers; INT32_MAX: publish none, until the
+    # sequence is truncated to 0 tokens.
     cdef int32_t published
+    # Its keys depend on something that its namespace does not name, an encoder output without a digest: it is never
+    # published.
+    cdef bint is_private
     # Blocks that may be published: later ones were revoked, or follow such a block. INT32_MAX: all.
     cdef int32_t publish_limit
     # Tokens of the newest checkpoint that was offered to the tree; 0 for none, and in a cache without states.

@@ -83,6 +83,7 @@ cdef class PrefixHold:
         other.options = self.options
         other.offers_whole = self.offers_whole
         other.is_ended = self.is_ended
+        other.is_private = self.is_private
         other.publish_limit = self.publish_limit
         other.offered_state = self.offered_state
         other.priority = self.priority
