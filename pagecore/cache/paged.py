@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from pagecore.cache import lifecycle
 from pagecore.cache.build import build_parts
 from pagecore.cache.layers.groups import Layers
-from pagecore.cache.lifecycle.cross_request import cross_namespace, cross_request
+from pagecore.cache.lifecycle.cross_request import cross_namespace, cross_request, name_output
 from pagecore.cache.memory.limits import check_length
 from pagecore.cache.methods.compaction import CompactMethods
 from pagecore.cache.methods.prefix import PrefixMethods
@@ -294,7 +294,7 @@ class PagedKVCache(StepMethods, SwapMethods, CompactMethods, PrefixMethods, Save
         num_tokens : int
             0 for a sequence without an encoder's input.
         digest : bytes or int, optional
-            Identity of the encoder's input: sequences with equal digests share one encoder output, without a namespace.
+            Identity of the encoder's input: sequences of one namespace with equal digests share one encoder output.
             The sequence neither reuses nor leaves a cached prefix; `add_sequence` with a digest does both.
 
         Raises
@@ -309,9 +309,8 @@ class PagedKVCache(StepMethods, SwapMethods, CompactMethods, PrefixMethods, Save
         InvalidSequence
             `sequence` is not idle in this cache.
         """
-        cross = cross_request(self._parts, require_int("num_tokens", num_tokens, 0), digest, None)
-        assert cross is not None
-        lifecycle.set_cross(self._parts.state, sequence, *cross)
+        count, name = name_output(self._parts, require_int("num_tokens", num_tokens, 0), digest)
+        lifecycle.set_cross(self._parts.state, sequence, count, name)
 
     def append_tokens(self, sequences: Sequence | Iterable[Sequence], ids: ArrayLike | Iterable[ArrayLike]) -> None:
         """Make the ids of sampled tokens known; all or nothing.

@@ -227,6 +227,27 @@ def test_encoder_tokens_can_be_set_after_the_sequence_was_added():
         cache.set_cross_tokens(sequence, 7)
 
 
+@pytest.mark.parametrize("options", [{}, {"prefix_cache": False}])
+@pytest.mark.parametrize("heir", ["itself", "fork", "reorder"])
+def test_an_output_that_is_set_later_belongs_to_the_namespace_of_its_sequence(options, heir):
+    cache = make(**options)
+    sequence = cache.add_sequence(range(3), namespace="adapter")
+    if heir == "fork":
+        sequence = cache.fork(sequence)
+    elif heir == "reorder":
+        parent, sequence = sequence, cache.add_sequence(range(3))
+        cache.reorder([sequence], [parent])
+    cache.set_cross_tokens(sequence, 5, digest=1)
+    encode(cache, sequence, 3, seed=1)
+    for namespace, is_shared in ((None, False), ("adapter", True)):
+        with cache.add_sequence(range(3), cross_tokens=5, cross_digest=1, namespace=namespace) as other:
+            assert other.is_cross_written == is_shared
+        late = cache.add_sequence(range(3), namespace=namespace)
+        cache.set_cross_tokens(late, 5, digest=1)
+        assert late.is_cross_written == is_shared
+        cache.remove(late)
+
+
 def test_a_sequence_without_an_encoder_input_attends_to_nothing_next_to_others():
     cache = make()
     plain = cache.add_sequence(range(9), cross_tokens=0)

@@ -38,6 +38,8 @@ def add(CacheState state not None, name, const int32_t[::1] ids not None, option
         require_row(state)
         state.observer.adding(ids, options, most)
     sequence = new_sequence(state.new_name(name), ids)
+    if state.cross is not None and cross is None:
+        sequence.namespace = options.namespace
     if state.prefix is not None:
         sequence.hold = PrefixHold(
             state.prefix.tree, options, state.tables.max_blocks_per_sequence, state.prefix.shares_ahead
@@ -107,6 +109,7 @@ def fork(CacheState state not None, parent, name):
     child.sealed = source.sealed
     child.dropped, child.compacted = source.dropped, source.compacted
     child.cached = source.cached
+    child.namespace = source.namespace
     if source.cross is not None:
         child.cross = source.cross
         state.cross.hold(source.cross)

@@ -24,7 +24,26 @@ def cross_request(
     Raises
     ------
     UnsupportedOption
-        The cache has no cross-attention layers, or a digest is given without `num_tokens` or for 0 tokens.
+        As `name_output`, or a digest is given without `num_tokens`.
+    ShapeError, UnsupportedDtype
+        As `name_output`.
+    """
+    if num_tokens is None:
+        if digest is not None:
+            require_cross(parts)
+            raise UnsupportedOption("cross_digest is given without cross_tokens; pass both")
+        return None
+    count, name = name_output(parts, num_tokens, digest)
+    return count, None if name is None else content_key(namespace, name)
+
+
+def name_output(parts: CacheParts, num_tokens: SupportsIndex, digest: Digest | None) -> tuple[int, Hashable]:
+    """Return the checked number of encoder tokens, and the name of the output in a namespace; None for no name.
+
+    Raises
+    ------
+    UnsupportedOption
+        The cache has no cross-attention layers, or a digest is given for 0 tokens.
     ShapeError
         More tokens than the cross-attention layers serve, or fewer than 0.
     UnsupportedDtype
@@ -32,10 +51,6 @@ def cross_request(
     """
     if digest is not None:
         require_cross(parts)
-    if num_tokens is None:
-        if digest is not None:
-            raise UnsupportedOption("cross_digest is given without cross_tokens; pass both")
-        return None
     if parts.cross is None:
         raise UnsupportedOption(
             "cross_tokens is given, but the cache has no cross-attention layers; leave it out, or list a CrossSpec"
@@ -50,11 +65,10 @@ def cross_request(
     if not count:
         if digest is not None:
             raise UnsupportedOption("cross_digest is given with cross_tokens=0; leave out the digest of an empty input")
-        return 0, content_key(namespace, NO_INPUT)
-    if digest is None:
-        return count, None
-    _require_digest(digest)
-    return count, content_key(namespace, digest)
+        return 0, NO_INPUT
+    if digest is not None:
+        _require_digest(digest)
+    return count, digest
 
 
 def cross_namespace(namespace: Hashable, digest: Digest | None) -> Hashable:

@@ -86,6 +86,7 @@ cdef class Heir:
     cdef int32_t* ids           # a copy of the parent's, for the child
     cdef int32_t known, computed, sealed, dropped, compacted, cached, published
     cdef int64_t tenant
+    cdef object namespace
     cdef bint has_duplicates
     cdef CrossContent cross, old_cross
 
@@ -103,6 +104,7 @@ cdef class Heir:
 
     cdef void read_parent(self) noexcept:
         self.tenant = self.parent.tenant
+        self.namespace = self.parent.namespace
         self.cross, self.old_cross = self.parent.cross, self.child.cross
         self.computed = self.parent.computed
         self.sealed = self.parent.sealed
@@ -121,6 +123,7 @@ cdef class Heir:
         self.child.known = self.known
         self.child.ids_capacity = max(self.known, 1)
         self.child.tenant = self.tenant
+        self.child.namespace = self.namespace
         self.child.computed = self.computed
         self.child.sealed = self.sealed
         self.child.dropped, self.child.compacted = self.dropped, self.compacted

@@ -124,6 +124,7 @@ cdef class Sequence:
     cdef int32_t cached         # number of computed tokens that came from the prefix cache
     cdef int32_t matched        # tokens in blocks that the prefix cache shared when the sequence was added
     cdef CrossContent cross     # its encoder output; None if it has none yet, or in a cache without cross attention
+    cdef object namespace       # that of an encoder output which it gets later; None in a cache without cross attention
     cdef PrefixHold hold        # the prefix cache's record of the sequence; None in a cache without a prefix cache
     cdef int64_t tenant         # of its namespace in `Tenants`; 0 in a cache that does not scrub
     cdef int32_t pending        # tokens of the step in flight; -1 without one
