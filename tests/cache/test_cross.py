@@ -227,6 +227,29 @@ def test_encoder_tokens_can_be_set_after_the_sequence_was_added():
         cache.set_cross_tokens(sequence, 7)
 
 
+@pytest.mark.parametrize("swapped", ["bfloat16", None])
+@pytest.mark.parametrize("is_truncated", [False, True])
+def test_what_is_computed_from_a_rounded_output_is_not_published(swapped, is_truncated):
+    """The output is in the space of the last sequence that was swapped out."""
+    cache = make()
+    exact, rounding = SwapSpace(cache, num_blocks=9), SwapSpace(cache, num_blocks=9, dtype=swapped)
+    first, second = (cache.add_sequence(range(6), cross_tokens=5, cross_digest=b"a") for _ in range(2))
+    encode(cache, first, 6, seed=1)
+    cache.commit(cache.prepare([second], 6))
+    cache.swap_out(first, exact)
+    cache.swap_out(second, rounding)
+    cache.clear_prefix_cache()
+    for sequence in (first, second):
+        cache.swap_in(sequence)
+        if is_truncated:
+            cache.truncate(sequence, 0)
+            cache.append_tokens([sequence], [range(6)])
+        cache.append_tokens([sequence], [range(6, 12)])
+        cache.commit(cache.prepare([sequence], sequence.num_tokens - sequence.num_computed_tokens))
+    cache.check_invariants()
+    assert cache.match_length(range(12), cross_digest=b"a") == (0 if swapped else 8)
+
+
 @pytest.mark.parametrize("options", [{}, {"prefix_cache": False}])
 @pytest.mark.parametrize("heir", ["itself", "fork", "reorder"])
 def test_an_output_that_is_set_later_belongs_to_the_namespace_of_its_sequence(options, heir):

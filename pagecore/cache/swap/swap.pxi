@@ -268,6 +268,16 @@ cdef class SwapIn:
         for each in self.transfers:
             (<Transfer>each).lease.release()
         take_back_contents(state, self.contents)
+        if state.prefix is not None and state.cross is not None:
+            for i in range(self.rows.size()):
+                keep_private(<Sequence>self.coming[i])
+
+
+cdef void keep_private(Sequence sequence) noexcept:
+    """Let a sequence publish nothing more if its encoder output has no name: a space may have rounded it."""
+    if sequence.cross is not None and sequence.cross.key is None:
+        sequence.hold.is_private = True
+        sequence.hold.published = INT32_MAX
 
 
 cdef int read_row(CacheState state, Sequence sequence, vector[vector[int32_t]]& blocks) except -1:
