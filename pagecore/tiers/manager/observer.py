@@ -39,8 +39,6 @@ class CacheObserver:
     def adding(self, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> None:
         """Promote what the host has of a prefix; a failed copy leaves its tokens to be computed."""
         array = np.asarray(ids)
-        if self.write == "second_hit":
-            self._hits.note(array, options)
         before = self.host.num_promoted_tokens
         with suppress(PagecoreError):  # counted by the host tier
             self.host.promote_ids(array, options, most, self.min_tokens)
@@ -66,13 +64,21 @@ class CacheObserver:
         """Count hits, and back up what a step has published."""
         if self._first:
             for sequence in sequences:
-                found = self._first.pop(id(sequence), 0)
-                self._num_found += found
-                self._touch(sequence, found)  # or what is written after it could evict it
+                self._note_first(sequence)
         if self.write in ("through", "second_hit"):
             for sequence in sequences:
                 self._back_up(sequence)
             self._write()
+
+    def _note_first(self, sequence: Sequence) -> None:
+        """Count the prompt of a sequence once, after the first step that computed any of its tokens."""
+        if sequence.num_computed_tokens <= sequence.num_cached_tokens or id(sequence) not in self._first:
+            return
+        found = self._first.pop(id(sequence))
+        self._num_found += found
+        self._touch(sequence, found)  # or what is written after it could evict it
+        if self.write == "second_hit":
+            self._hits.note(sequence.tokens, options_of(sequence))
 
     def removing(self, sequence: Sequence) -> None:
         """Back up what a sequence leaves to the prefix cache."""

@@ -29,7 +29,7 @@ class SecondHits:
         self._limits: dict[Sequence, tuple[int, int]] = {}
 
     def note(self, ids: NDArray[np.int32], options: RetentionOptions) -> None:
-        """Note that a sequence with these tokens is added."""
+        """Note the prompt of a sequence. One that is removed before its first step, and added again, is noted once."""
         known = self._once.match(ids, options)
         if known:
             self._again.add(ids[:known], options)

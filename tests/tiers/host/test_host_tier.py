@@ -273,6 +273,31 @@ def test_second_hits_are_copied_from_the_second_prompt_on():
     tiers.close()
 
 
+def test_a_prompt_that_waits_for_room_is_no_second_hit():
+    cache = cached(40)
+    tiers = Tiers(cache, HostTier(cache, num_blocks=40), write="second_hit", min_tokens=1)
+    for _ in range(3):
+        cache.remove(cache.add_sequence(range(16)))
+    sequence, other = cache.add_sequence(range(16)), cache.add_sequence(range(20, 30))
+    cache.commit(cache.prepare([sequence, other], [0, 10]))
+    cache.commit(cache.prepare([sequence, other], [16, 0]))
+    assert tiers.host.match(range(20)) == 0
+    cache.remove(sequence)
+    assert serve(cache, range(20)) == 16
+    assert tiers.host.match(range(20)) == 16
+    tiers.close()
+
+
+def test_the_hits_of_a_sequence_count_once():
+    cache = cached(40)
+    with Tiers(cache, HostTier(cache, num_blocks=40), min_tokens=1) as tiers:
+        serve(cache, range(16))
+        sequence, other = cache.add_sequence(range(18)), cache.add_sequence(range(20, 30))
+        for counts in ([0, 9], [0, 1], [2, 0]):
+            cache.commit(cache.prepare([sequence, other], counts))
+        assert tiers.stats().hit_tokens["GPU"] == 16
+
+
 def test_released_memory_is_not_promoted_to():
     cache = PagedKVCache(SPEC, num_blocks=9, block_size=4, memory_saver=True)
     tiers = Tiers(cache, HostTier(cache, num_blocks=20), min_tokens=1)
