@@ -75,7 +75,7 @@ class AnyEngine:
 
     def __init__(self, seed):
         self.draw = draw = random.Random(seed)
-        self.layers = draw_layers(draw)
+        self.layers = self.draw_layers()
         self.state = next((n for n, spec in enumerate(self.layers) if isinstance(spec, StateSpec)), None)
         block_size = draw.choice([1, 2, 3, 4, 5, 8])
         self.has_blocks = len(self.layers) > (self.state is not None)
@@ -96,12 +96,27 @@ class AnyEngine:
             write = draw.choice(["through", "second_hit", "on_release", "on_evict"])
             self.tiers = Tiers(self.cache, host, write=write, min_tokens=draw.choice([0, 1, 4]))
         self.scheduler = Scheduler(self.cache, swap_space=space, **self.options())
-        self.keys = {n: self.bytes_of(n, spec) for n, spec in enumerate(self.layers) if n != self.state}
+        self.keys = {n: self.bytes_of(n, spec) for n, spec in enumerate(self.layers) if n in self.attending()}
         if self.state is not None:
             self.states = self.cache.plane("hash", self.state).numpy()[:, 0]
             self.states[1:] = POISON
         self.runs, self.requests, self.ended, self.cancelled = {}, {}, {}, set()
         self.previous = self.sampled = None
+
+    def draw_layers(self):
+        return draw_layers(self.draw)
+
+    def attending(self):
+        """Return the layers that attend to the tokens of their sequence."""
+        return [layer for layer in range(len(self.layers)) if layer != self.state]
+
+    def encoder_options(self):
+        """Return the options of a request that concern its encoder's input."""
+        return {}
+
+    def origin(self, request):
+        """Return the digest before the first token: requests of different origins share no prefix."""
+        return 3 if request.namespace else 1
 
     def sizes(self, blocks, states):
         sizes = {"num_blocks": blocks} if self.has_blocks else {}
@@ -133,15 +148,17 @@ class AnyEngine:
 
     def add(self):
         draw, number = self.draw, len(self.requests)
-        count = draw.randint(1, draw.choice([2, 9, 17, 40]))
+        count = draw.randint(1, draw.choice([2, 17, 40, 40]))
         ids = np.arange(count) + 100 * number
-        shared = draw.choice([0, 0, 4, 9, 20, 40])
+        shared = draw.choice([0, 9, 20, 40, 40])
         ids[:shared] = np.arange(count)[:shared]
+        if self.ended and draw.random() < 0.2:  # the next turn of a chat
+            ids = np.array(self.ended[draw.choice(sorted(self.ended))] + [7] * draw.randint(1, 4))
         new = draw.choice([0, 1, 3, 8, 15])
         request = Request(
             number, ids, new, draw.choice([1, 1, 1, 2, 3]), namespace=draw.choice([None, None, None, "a"]),
             stop_token_ids=range(0, 1009, 9) if draw.random() < 0.3 else (), min_new_tokens=draw.randint(0, new),
-            ignore_eos=draw.random() < 0.2, priority=draw.randint(-2, 2),
+            ignore_eos=draw.random() < 0.2, priority=draw.randint(-2, 2), **self.encoder_options(),
         )  # fmt: skip
         try:
             self.runs[number, 0] = self.scheduler.add(request)
@@ -159,13 +176,12 @@ class AnyEngine:
     def evict_prefix(self):
         request = self.draw.choice(list(self.requests.values()))
         ids, free = answer(request, 0), self.cache.stats().num_free_blocks
+        names = {"namespace": request.namespace, "cross_digest": request.cross_digest}
         if self.draw.random() < 0.3:
-            (self.tiers or self.cache).revoke_prefix(
-                ids, valid=self.draw.choice([0, 5, 17]), namespace=request.namespace
-            )
+            (self.tiers or self.cache).revoke_prefix(ids, valid=self.draw.choice([0, 5, 17]), **names)
             self.check()
             return
-        freed = self.cache.evict_prefix(ids, keep=self.draw.choice([0, 0, 5, 17]), namespace=request.namespace)
+        freed = self.cache.evict_prefix(ids, keep=self.draw.choice([0, 0, 5, 17]), **names)
         assert self.cache.stats().num_free_blocks == free + freed
         self.check()
 
@@ -185,12 +201,11 @@ class AnyEngine:
                 continue
             before = int(positions[starts[row]])
             text = run.held.tokens[:before].tolist() + ids[starts[row] : starts[row] + count].tolist()
-            texts.append((before, text, digests(text, 3 if run.request.namespace else 1)))
+            texts.append((before, text, digests(text, self.origin(run.request))))
         for layer in self.keys:
             self.write(batch, layer, texts, starts)
-        for layer, spec in enumerate(self.layers):
-            if layer != self.state:
-                self.check_keys(batch, layer, spec, texts)
+        for layer in self.attending():
+            self.check_keys(batch, layer, self.layers[layer], texts)
         if self.state is not None:
             self.move_states(batch, texts)
         self.runs |= {(run.request.id, run.sample): run for run in step.outputs}
@@ -272,9 +287,9 @@ class AnyEngine:
                 self.add()
             if self.runs and self.draw.random() < 0.02:
                 self.cancel()
-            if self.draw.random() < 0.02:
+            if self.draw.random() < 0.005:
                 self.cache.clear_prefix_cache()
-            if self.requests and self.draw.random() < 0.05:
+            if self.requests and self.draw.random() < 0.02:
                 self.evict_prefix()
             if not self.turn() and not count:
                 break
