@@ -72,8 +72,8 @@ cdef class PrefixHold:
     # Leading blocks of the sequence that the tree has and the receipt covers; INT32_MAX: publish none, until the
     # sequence is truncated to 0 tokens.
     cdef int32_t published
-    # Its keys depend on something that its namespace does not name, an encoder output without a digest: it is never
-    # published.
+    # Its keys depend on an encoder output that its namespace does not name, because it has no digest or a swap space
+    # rounded it: it is never published, not even after a truncation to 0 tokens.
     cdef bint is_private
     # Blocks that may be published: later ones were revoked, or follow such a block. INT32_MAX: all.
     cdef int32_t publish_limit
