@@ -62,6 +62,7 @@ _LLAMA_4 = {
     "floor_scale": 8,
 }
 
+_QWEN_2_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _GPT_2 = _BASE | {"n_embd": 64, "n_layer": NUM_LAYERS, "n_head": 4, "n_positions": 512}
 
 # For each family: the prefix of its class names, and its config fields.
@@ -75,7 +76,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", _GPT_2),
     "gpt_oss": ("GptOss", _GROUPED | _ALTERNATING | {"num_local_experts": 4, "rope_parameters": _YARN}),
     "phi3": ("Phi3", _GROUPED),
-    "qwen2_moe": ("Qwen2Moe", _GROUPED | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
+    "qwen2_moe": ("Qwen2Moe", _GROUPED | _QWEN_2_MOE),
+    # Two masks, of which each layer gets one; its attention is passed no window.
+    "qwen2_moe_windows": ("Qwen2Moe", _GROUPED | _ALTERNATING | _QWEN_2_MOE | {"use_sliding_window": True}),
     "mixtral": ("Mixtral", _GROUPED | {"num_local_experts": 4}),
     "llama4": ("Llama4", _GROUPED | _LLAMA_4),
     # One mask with a window for all layers, to whose attention the model passes no window.

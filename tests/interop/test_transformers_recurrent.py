@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pagecore.errors import UnsupportedOption
 from tests.interop.families import left_padded, prompts, torch
 from tests.interop.generations import computed
 from tests.interop.hybrids import RECURRENT, make_hybrid
@@ -40,6 +41,13 @@ def test_tokens_are_those_of_the_models_own_cache(family, mode):
     assert (cache.kv.num_groups, cache.kv.num_blocks) == (0, ())
     cache.reset()
     cache.kv.check_invariants()
+
+
+@pytest.mark.parametrize("option", ["format", "value_format"])
+def test_a_format_of_keys_is_refused_because_there_are_none(option):
+    model = make_hybrid(next(iter(RECURRENT)))
+    with pytest.raises(UnsupportedOption, match=f"{option} is .int8_token., but .* no keys and values; leave it out"):
+        make_cache(model, **{option: "int8_token"})
 
 
 @pytest.mark.parametrize("family", RECURRENT)

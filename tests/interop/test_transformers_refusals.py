@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pagecore import AttentionSpec
+from pagecore import AttentionSpec, specs_from_config
 from pagecore.errors import NotEnoughMemory, PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
 from tests.interop.families import NUM_LAYERS, dynamic_cache, make_cache, make_model, prompts, torch, transformers
 from tests.interop.test_fuzz import foreign_tensors
@@ -163,6 +163,18 @@ def test_a_model_with_rows_next_to_attention_raises():
     fields |= {"layer_types": ["minimax_m3_sparse"] * 2}
     with pytest.raises(UnsupportedOption, match="selects keys with an indexer, whose keys a PagedCache does not store"):
         specs_of_model(SimpleNamespace(**fields, to_dict=lambda: fields), "float32")
+
+
+def test_a_model_with_layers_that_attend_to_images_raises():
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    fields = {"vocab_size": 30, "num_hidden_layers": 2, "cross_attention_layers": [1], "pad_token_id": 0}
+    mllama = transformers.MllamaForCausalLM(transformers.models.mllama.MllamaTextConfig(**sizes, **fields))
+    mllama.set_attn_implementation("pagecore")
+    with pytest.raises(UnsupportedOption, match=r"mllama_text_model has cross attention to images.*use another cache"):
+        PagedCache(mllama, num_blocks=9)
+    layers = specs_from_config(mllama.config.to_dict(), dtype="float32")
+    with pytest.raises(UnsupportedOption, match=r"layer 1 of the MllamaForCausalLM attends to images .*another cache"):
+        PagedCache(mllama, layers=layers, num_blocks=9)
 
 
 def test_a_config_with_a_field_that_differs_between_layers_raises():
@@ -451,6 +463,18 @@ def test_a_mask_that_is_that_of_other_layers_raises_when_a_layer_attends():
     assert (window.window, run(model, prompts(), make_cache(model)).shape[:2]) == (8, (2, 7))
     cache = make_cache(model, layers=[window, replace(window, window=None)])
     with pytest.raises(UnsupportedOption, match="layer 1 attends with a window of 8, but its spec in the cache has"):
+        run(model, prompts(), cache)
+    assert cache.kv.num_sequences == 0
+
+
+def test_a_layer_that_chooses_its_mask_by_its_own_window_raises_for_specs_of_other_layers():
+    """The attention of the model is passed no window; its module has one."""
+    model = make_model("qwen2_moe_windows")
+    kv = make_cache(model).kv
+    specs = [kv.spec(layer) for layer in range(3)]
+    assert [spec.window for spec in specs] == [8, None, 8]
+    cache = make_cache(model, layers=[specs[1], specs[0], specs[2]])
+    with pytest.raises(UnsupportedOption, match="layer 0 attends with a window of 8, but its spec in the cache has"):
         run(model, prompts(), cache)
     assert cache.kv.num_sequences == 0
 

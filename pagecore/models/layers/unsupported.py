@@ -14,6 +14,7 @@ __all__ = ["UNATTENDED_TYPES", "UNSUPPORTED_TYPES", "unsupported_fields", "unsup
 
 LATENT, LINEAR, CHUNKED = "latent attention", "linear-attention states", "chunked attention"
 RECURRENT, CONVOLUTION = "recurrent states", "convolution states"
+CROSS = "cross attention to images in some layers"
 SPARSE, SPARSE_LAYER = "sparse attention to blocks of keys", "minimax_m3_sparse"
 
 # Entries of `layer_types` that are not supported, and what their layers store.
@@ -36,6 +37,7 @@ FIELDS: Mapping[str, str] = {
     "conv_L_cache": CONVOLUTION,
     "kv_lora_rank": LATENT,
     "sparse_attention_config": SPARSE,
+    "cross_attention_layers": CROSS,
 }
 # Model types whose config.json may have none of these fields.
 TYPES: Mapping[str, str] = {
@@ -117,7 +119,7 @@ def unsupported_fields(given: Callable[[str], Any]) -> str | None:
     """
     # If `layer_types` is present, it decides in place of the fields of hybrid families, some of whose models only have
     # attention layers.
-    names = ["kv_lora_rank"] if _listed(given) else FIELDS
+    names = ["kv_lora_rank", "cross_attention_layers"] if _listed(given) else FIELDS
     for name in names:
         value = given(name)
         if value and not isinstance(value, str):

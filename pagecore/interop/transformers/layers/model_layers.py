@@ -17,6 +17,8 @@ from pagecore.interop.transformers.layers.specs import (
     attention_specs,
     count_layers,
     latent_specs,
+    refuse_cross_layers,
+    refuse_format_of_states,
     refuse_formats,
     specs_of_model,
 )
@@ -109,6 +111,7 @@ def read_layers(
         if kinds is None:
             layers = specs_of_model(config, dtype, format, latents=caches_latents(model))
         elif not kinds.attends:
+            refuse_format_of_states(type(model).__name__, format)
             layers = []
         elif caches_latents(model):
             layers = latent_specs(config, kinds.attends.values(), dtype, format, latent_scale(model))
@@ -119,6 +122,7 @@ def read_layers(
         refuse_formats(format, value_format)
     if not isinstance(layers, list | tuple):
         raise UnsupportedOption(f"layers is a {type(layers).__name__}; expected a list with one spec for each layer")
+    refuse_cross_layers(type(model).__name__, layers)
     # The last layers of Gemma 3n and Gemma 4 attend to keys that an earlier layer has stored.
     shared = getattr(config, "num_kv_shared_layers", 0)
     attending = range(count_layers(config) - shared) if kinds is None else list(kinds.attends)

@@ -10,7 +10,7 @@ from pagecore.models import specs_from_config
 from pagecore.models.families.registry import FAMILIES
 from pagecore.models.layer_types import FULL, SLIDING
 from pagecore.models.layers.unsupported import UNATTENDED_TYPES, unsupported_layers
-from pagecore.storage import Alias, AttentionSpec, LatentSpec, RowSpec, StateSpec
+from pagecore.storage import Alias, AttentionSpec, CrossSpec, LatentSpec, RowSpec, StateSpec
 from pagecore.storage.specs.sealing import format_of_layer
 
 _READ = {name: family for name, family in FAMILIES.items() if family.states is None}
@@ -95,6 +95,25 @@ def refuse_formats(format: str | None, value_format: str | None) -> None:
     for name, given in (("format", format), ("value_format", value_format)):
         if given is not None:
             raise UnsupportedOption(f"{name} is {shown(given)}, and layers are given; give their specs the format")
+
+
+def refuse_format_of_states(who: str, format: str | None) -> None:
+    """Raise UnsupportedOption for a format of the keys and values of a model that has none."""
+    if format is not None:
+        raise UnsupportedOption(
+            f"format is {shown(format)}, but the {who} stores states and no keys and values; leave it out, or pass "
+            'checkpoint_format="int8"'
+        )
+
+
+def refuse_cross_layers(who: str, layers: Iterable[object]) -> None:
+    """Raise UnsupportedOption for layers that attend to images or to the output of an encoder."""
+    for layer, spec in enumerate(layers):
+        if isinstance(spec, CrossSpec):
+            raise UnsupportedOption(
+                f"layer {layer} of the {who} attends to images or to an encoder (a CrossSpec), which a PagedCache does "
+                "not support; use another cache"
+            )
 
 
 def count_layers(config: Any) -> int:

@@ -20,8 +20,8 @@ from pagecore.interop.transformers.passes.biased import biased_attention
 from pagecore.interop.transformers.passes.rows import BatchRows
 from pagecore.interop.transformers.states.running import Checkpoints, refuse_padding_after_tokens
 from pagecore.interop.transformers.tracing import untraced
-from pagecore.storage import CrossSpec, LatentSpec
-from pagecore.storage.specs.attended import chunk_of
+from pagecore.storage import CrossSpec, LatentSpec, Spec
+from pagecore.storage.specs.attended import attended_keys, chunk_of
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -233,11 +233,8 @@ class Forward:
         self._check(query)
         index = self._rows.layers[layer]
         spec = self._rows.cache.spec(index)
-        if window is None and len(self.mask_limits) == 1 and not self.is_cross(layer):
-            (limit,) = self.mask_limits  # the model has one mask for all layers, and passes no window to attention
-            window = None if limit == chunk_of(spec) else limit
-            if limit is None and has_window_in_cache_only(module):
-                window = spec.window
+        if window is None and not self.is_cross(layer):
+            window = self._window_of_mask(module, spec)
         if window != spec.window:
             raise UnsupportedOption(
                 f"layer {layer} attends with a window of {window}, but its spec in the cache has window {spec.window}; "
@@ -255,6 +252,16 @@ class Forward:
             attended = self._rows.cache.attend(index, packed, self.batch, **options)
         self._attended.add(layer)
         return self._unpack(attended)[:, max(dropped, 0) :]
+
+    def _window_of_mask(self, module: torch.nn.Module, spec: Spec) -> int | None:
+        """Return the window of a layer that passes none to its attention: that of the mask which the model gives it."""
+        if len(self.mask_limits) != 1:  # the layer chooses one of the masks by its own window
+            window = getattr(module, "sliding_window", None)
+            return window if window in self.mask_limits else None
+        (limit,) = self.mask_limits
+        if limit is None and has_window_in_cache_only(module):
+            return attended_keys(spec).window
+        return None if limit == chunk_of(spec) else limit
 
     def _attend_latents(
         self, layer: int, absorbed: Absorbed, query: torch.Tensor, options: dict[str, Any]
