@@ -1,7 +1,7 @@
 """The dtype and the format in which a checkpoint's config asks engines to store keys and values.
 
 Sources: `kv_cache_scheme` of compressed-tensors and ModelOpt, `kv_cache_quant_algo` of ModelOpt,
-`kv_cache_quant_config` and `kv_cache_group` of Quark.
+`kv_cache_quant_config` and `kv_cache_group` of Quark, `kv_cache_scheme` of AutoFP8, a word.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pagecore.arrays import DType, as_dtype
 from pagecore.arrays.dtypes.formats import FORMATS, as_format
 from pagecore.errors import UnsupportedDtype, UnsupportedOption
 from pagecore.models.config_files.fields import Fields, shown
+from pagecore.models.config_files.open_config import QUANTIZATION_FIELDS
 from pagecore.storage import AttentionSpec, LatentSpec
 from pagecore.storage.specs.sealing import format_of_layer
 from pagecore.storage.specs.spec import CACHE_DTYPES
@@ -29,6 +30,8 @@ _SCHEMES: Mapping[tuple[str, int], tuple[str | None, str | None, str | None]] = 
     ("int", 4): (None, "int4_token", None),
     ("float", 4): (None, None, "nvfp4"),
 }
+# Schemes of AutoFP8 and AngelSlim: a scale of the layer, in the checkpoint.
+_WORDS: Mapping[str, str] = {"static": "float8_e4m3fn"}
 # Dtypes of the outputs of a projection of keys, in a config of Quark.
 _QUARK: Mapping[str, str] = {"fp8_e4m3": "float8_e4m3fn"}
 _STATIC, _TOKEN, _GROUP = ("tensor", "attn_head"), ("token",), ("tensor_group", "group")
@@ -128,18 +131,20 @@ def with_value_format(specs: Iterable[Any], value_format: str | None, who: str) 
 def quantization_of(whole: Fields, text: Fields) -> Fields | None:
     """Return the fields of `quantization_config`, of the text model first; None if it is null or missing.
 
+    Earlier files of compressed-tensors have them in `compression_config`.
+
     Raises
     ------
     ConfigError
         It is not an object.
     """
-    name = "quantization_config"
-    for part in (text, whole):
-        given = part.given(name)
-        if given is not None and not isinstance(given, Mapping):
-            part.refuse(f"{part.describe(name)}; it must be an object, or null for a model that is not quantised")
-        if given is not None:
-            return Fields(given, part.source, part.name(name))
+    for name in QUANTIZATION_FIELDS:
+        for part in (text, whole):
+            given = part.given(name)
+            if given is not None and not isinstance(given, Mapping):
+                part.refuse(f"{part.describe(name)}; it must be an object, or null for a model that is not quantised")
+            if given is not None:
+                return Fields(given, part.source, part.name(name))
     return None
 
 
@@ -156,7 +161,7 @@ def _of_config(fields: Fields) -> str | None:
             found = _ALGORITHMS.get(algorithm.upper()) if isinstance(algorithm, str) else None
             return found or _refuse(part, "kv_cache_quant_algo")
         if scheme is not None:
-            found = _of_scheme(scheme) if isinstance(scheme, Mapping) else None
+            found = _of_scheme(scheme) if isinstance(scheme, Mapping) else _WORDS.get(str(scheme))
             return found or _refuse(part, "kv_cache_scheme")
     return None
 

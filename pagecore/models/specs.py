@@ -59,7 +59,8 @@ def specs_from_config(
     format : str or None
         Format of stored keys and values, as for `AttentionSpec`, or of latents, as for `LatentSpec.with_format`; None
         stores them in `dtype`. "auto" uses the one that the config's `quantization_config` asks for (`kv_cache_scheme`
-        of compressed-tensors and ModelOpt, `kv_cache_quant_algo` of ModelOpt), else none. Scales are weights and not
+        of compressed-tensors, ModelOpt and AutoFP8, `kv_cache_quant_algo` of ModelOpt, which may be in the
+        hf_quant_config.json next to a config.json), else none. Scales are weights and not
         part of a config; pass those of a checkpoint by ``dataclasses.replace(spec, key_scale=..., value_scale=...)``.
     value_format : str, optional
         Format of stored values, if it is another than that of keys, as for `AttentionSpec`. Layers with latents have

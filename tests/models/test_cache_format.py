@@ -40,6 +40,7 @@ def asking(**fields):
         ),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "NVFP4"}, "nvfp4"),
         ({"producer": {"name": "modelopt"}, "quantization": {"kv_cache_quant_algo": "FP8"}}, "float8_e4m3fn"),
+        ({"quant_method": "fp8", "activation_scheme": "static", "kv_cache_scheme": "static"}, "float8_e4m3fn"),
         ({"quant_method": "compressed-tensors", "kv_cache_scheme": None}, None),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, None),
         ({"quantization": {"kv_cache_quant_algo": None}}, None),
@@ -57,6 +58,7 @@ def test_the_config_decides_the_format(fields, expected):
         {"kv_cache_scheme": FP8 | {"num_bits": 6}},
         {"kv_cache_scheme": {"num_bits": 4, "type": "float", "group_size": 32}},
         {"kv_cache_scheme": "fp8"},
+        {"quant_method": "fp8", "kv_cache_scheme": "dynamic"},
         {"kv_cache_quant_algo": "INT8"},
         {"kv_cache_quant_algo": ["FP8"]},
         {"quantization": {"kv_cache_quant_algo": "W4A8"}},
@@ -101,6 +103,29 @@ def test_outputs_of_projections_in_a_config_of_quark(fields, expected):
 def test_a_config_of_quark_that_no_format_stores_is_refused(fields):
     with pytest.raises(UnsupportedOption, match="which no format stores; pass format= one of float8"):
         specs_from_config(asking(quant_method="quark", **fields))
+
+
+def test_a_config_of_early_compressed_tensors():
+    asked = {"compression_config": {"quant_method": "compressed-tensors", "kv_cache_scheme": FP8}}
+    assert formats(LLAMA | asked) == {"float8_e4m3fn"}
+    assert formats(LLAMA | asked | {"quantization_config": {"quant_method": "fp8"}}) == {None}
+    with pytest.raises(ConfigError, match="compression_config is 8; it must be an object"):
+        specs_from_config(LLAMA | {"compression_config": 8})
+
+
+def test_the_file_of_modelopt_next_to_a_config(tmp_path):
+    asked = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(asked))
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA))
+    assert formats(tmp_path) == formats(path) == {"float8_e4m3fn"}
+    assert weight_format(tmp_path) == weight_format(LLAMA | {"quantization_config": asked})
+    path.write_text(json.dumps(asking(quant_method="modelopt", quant_algo="FP8")))
+    assert formats(tmp_path) == {None}
+    path.write_text(json.dumps(LLAMA))
+    (tmp_path / "hf_quant_config.json").write_text("8")
+    with pytest.raises(ConfigError, match=r"hf_quant_config.json holds 8; expected a JSON object"):
+        specs_from_config(tmp_path)
 
 
 def test_a_multimodal_config_may_ask_at_either_level():

@@ -12,16 +12,19 @@ from pagecore.models.config_files.fields import ConfigError, Fields, shown
 from pagecore.models.config_files.params_json import as_config, is_params
 from pagecore.models.config_files.regular_files import open_file
 
-__all__ = ["open_config"]
+__all__ = ["QUANTIZATION_FIELDS", "open_config"]
 
 # A config has a few kilobytes. The limit keeps a path of weights, passed by mistake, from being read as a whole.
 FILE_BYTES_MAX = 1 << 24
+# Fields that describe the formats of a checkpoint; the second one is of earlier files of compressed-tensors.
+QUANTIZATION_FIELDS = ("quantization_config", "compression_config")
 
 
 def open_config(config: str | os.PathLike[str] | Mapping[str, Any]) -> Fields:
     """Return the fields of a config: of a dict, of a file, or of the config.json or the params.json in a folder.
 
-    Fields of a params.json are returned as those of a config.json.
+    Fields of a params.json are returned as those of a config.json. A config.json without a `quantization_config` has that
+    of the hf_quant_config.json in the same folder.
 
     Raises
     ------
@@ -37,7 +40,21 @@ def open_config(config: str | os.PathLike[str] | Mapping[str, Any]) -> Fields:
         folder, path = path, path / "config.json"
         if not os.path.exists(path) and os.path.exists(folder / "params.json"):
             path = folder / "params.json"
-    return _fields(_object(path), str(path))
+    return _fields(_with_quantization(_object(path), path), str(path))
+
+
+def _with_quantization(values: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return the fields of a config.json with those of the hf_quant_config.json of ModelOpt next to it.
+
+    Early checkpoints of ModelOpt describe their formats only there.
+    """
+    other = path.with_name("hf_quant_config.json")
+    text = values.get("text_config")
+    parts = [values, text] if isinstance(text, dict) else [values]
+    is_described = any(part.get(name) is not None for part in parts for name in QUANTIZATION_FIELDS)
+    if path.name != "config.json" or is_described or not os.path.exists(other):
+        return values
+    return values | {"quantization_config": _object(other)}
 
 
 def _fields(values: Mapping[str, Any], source: str) -> Fields:
