@@ -23,8 +23,8 @@ QUANTIZATION_FIELDS = ("quantization_config", "compression_config")
 def open_config(config: str | os.PathLike[str] | Mapping[str, Any]) -> Fields:
     """Return the fields of a config: of a dict, of a file, or of the config.json or the params.json in a folder.
 
-    Fields of a params.json are returned as those of a config.json. A config.json without a `quantization_config` has that
-    of the hf_quant_config.json in the same folder.
+    Fields of a params.json are returned as those of a config.json. A config.json without a `quantization_config` has
+    that of the hf_quant_config.json in the same folder.
 
     Raises
     ------
