@@ -1,13 +1,14 @@
 """The dtype and the format in which a checkpoint's config asks engines to store keys and values.
 
 Sources: `kv_cache_scheme` of compressed-tensors and ModelOpt, `kv_cache_quant_algo` of ModelOpt,
-`kv_cache_quant_config` and `kv_cache_group` of Quark, `kv_cache_scheme` of AutoFP8, a word.
+`kv_cache_quant_config` and `kv_cache_group` of Quark, `kv_cache_scheme` of AutoFP8, a word, and `kv_cache_dtype`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 from pagecore.arrays import DType, as_dtype
@@ -32,6 +33,12 @@ _SCHEMES: Mapping[tuple[str, int], tuple[str | None, str | None, str | None]] = 
 }
 # Schemes of AutoFP8 and AngelSlim: a scale of the layer, in the checkpoint.
 _WORDS: Mapping[str, str] = {"static": "float8_e4m3fn"}
+# Names of vLLM for a dtype with a scale of the layer, and for that of the model.
+_DTYPES: Mapping[str, str] = {
+    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e4m3fn", "float8_e4m3fn"), "float8_e4m3fn"),
+    **dict.fromkeys(("fp8_e5m2", "float8_e5m2"), "float8_e5m2"),
+}
+_OF_THE_MODEL = ("auto", *CACHE_DTYPES)
 # Dtypes of the outputs of a projection of keys, in a config of Quark.
 _QUARK: Mapping[str, str] = {"fp8_e4m3": "float8_e4m3fn"}
 _STATIC, _TOKEN, _GROUP = ("tensor", "attn_head"), ("token",), ("tensor_group", "group")
@@ -87,6 +94,8 @@ def requested_format(whole: Fields, text: Fields, format: Any) -> str | None:
         return as_format(format).name
     if format != "auto":
         return format
+    if text.given("use_cache_quantization"):  # the first Qwen: integers of 8 bits with a zero point
+        return _refuse(text, "use_cache_quantization")
     fields = quantization_of(whole, text)
     return None if fields is None else _of_config(fields)
 
@@ -131,7 +140,8 @@ def with_value_format(specs: Iterable[Any], value_format: str | None, who: str) 
 def quantization_of(whole: Fields, text: Fields) -> Fields | None:
     """Return the fields of `quantization_config`, of the text model first; None if it is null or missing.
 
-    Earlier files of compressed-tensors have them in `compression_config`.
+    Earlier files of compressed-tensors have them in `compression_config`, and those of TensorRT-LLM and MLX in
+    `quantization`.
 
     Raises
     ------
@@ -145,7 +155,8 @@ def quantization_of(whole: Fields, text: Fields) -> Fields | None:
                 part.refuse(f"{part.describe(name)}; it must be an object, or null for a model that is not quantised")
             if given is not None:
                 return Fields(given, part.source, part.name(name))
-    return None
+    inner = whole.given("quantization")
+    return Fields(inner, whole.source, whole.name("quantization")) if isinstance(inner, Mapping) and inner else None
 
 
 def _of_config(fields: Fields) -> str | None:
@@ -157,12 +168,15 @@ def _of_config(fields: Fields) -> str | None:
     )
     for part in parts:
         algorithm, scheme = part.given("kv_cache_quant_algo"), part.given("kv_cache_scheme")
+        dtype = part.given("kv_cache_dtype")
         if algorithm is not None:
             found = _ALGORITHMS.get(algorithm.upper()) if isinstance(algorithm, str) else None
             return found or _refuse(part, "kv_cache_quant_algo")
         if scheme is not None:
             found = _of_scheme(scheme) if isinstance(scheme, Mapping) else _WORDS.get(str(scheme))
             return found or _refuse(part, "kv_cache_scheme")
+        if dtype is not None and dtype not in _OF_THE_MODEL:
+            return _DTYPES.get(str(dtype)) or _refuse(part, "kv_cache_dtype")
     return None
 
 
@@ -173,12 +187,20 @@ def _of_quark(fields: Fields) -> str | None:
     layers: Any = fields.given("layer_quant_config") if named else fields.given("kv_cache_quant_config")
     if not isinstance(layers, Mapping) or not layers:
         return _refuse(fields, "export") if named else None
-    wanted = {name: layers.get(name) for name in named} if isinstance(named, list | tuple) else layers
+    wanted = _of_patterns(layers, named) if named and isinstance(named, list | tuple) else layers
     outputs = [each.get("output_tensors") if isinstance(each, Mapping) else None for each in wanted.values()]
     found = {_QUARK.get(str(each.get("dtype"))) if isinstance(each, Mapping) else None for each in outputs}
     is_static = all(isinstance(each, Mapping) and not each.get("is_dynamic") for each in outputs)
     (name,) = found if len(found) == 1 else (None,)
     return name if name and is_static else _refuse(fields, "layer_quant_config" if named else "kv_cache_quant_config")
+
+
+def _of_patterns(layers: Mapping[str, Any], patterns: Iterable[object]) -> dict[str, Any]:
+    """Return the layers that the patterns name, and a pattern that names none with None."""
+    found: dict[str, Any] = {}
+    for pattern in map(str, patterns):
+        found |= {name: each for name, each in layers.items() if fnmatchcase(name, pattern)} or {pattern: None}
+    return found
 
 
 def _of_scheme(scheme: Mapping[str, Any]) -> str | None:

@@ -44,6 +44,9 @@ def asking(**fields):
         ({"quant_method": "compressed-tensors", "kv_cache_scheme": None}, None),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, None),
         ({"quantization": {"kv_cache_quant_algo": None}}, None),
+        ({"quant_method": "fp8", "kv_cache_dtype": "fp8_e4m3"}, "float8_e4m3fn"),
+        ({"quant_method": "fp8", "kv_cache_dtype": "fp8_e5m2"}, "float8_e5m2"),
+        ({"quant_method": "fp8", "kv_cache_dtype": "auto"}, None),
     ],
 )
 def test_the_config_decides_the_format(fields, expected):
@@ -60,6 +63,7 @@ def test_the_config_decides_the_format(fields, expected):
         {"kv_cache_scheme": "fp8"},
         {"quant_method": "fp8", "kv_cache_scheme": "dynamic"},
         {"kv_cache_quant_algo": "INT8"},
+        {"quant_method": "fp8", "kv_cache_dtype": "int8"},
         {"kv_cache_quant_algo": ["FP8"]},
         {"quantization": {"kv_cache_quant_algo": "W4A8"}},
     ],
@@ -81,6 +85,8 @@ GROUP = {"export": {"kv_cache_group": ["*k_proj", "*v_proj"]}}
     [
         ({**GROUP, "layer_quant_config": {"*k_proj": OUTPUT, "*v_proj": OUTPUT, "*o_proj": INT8}}, "float8_e4m3fn"),
         ({"kv_cache_quant_config": {"*k_proj": OUTPUT, "*v_proj": OUTPUT}}, "float8_e4m3fn"),
+        ({**GROUP, "layer_quant_config": {"model.0.k_proj": OUTPUT, "model.0.v_proj": OUTPUT}}, "float8_e4m3fn"),
+        ({"export": {"kv_cache_group": []}, "kv_cache_quant_config": {"*kv_b_proj": OUTPUT}}, "float8_e4m3fn"),
         ({"export": {"kv_cache_group": []}, "layer_quant_config": {"*k_proj": INT8}}, None),
         ({"kv_cache_quant_config": {}}, None),
         ({}, None),
@@ -96,6 +102,7 @@ def test_outputs_of_projections_in_a_config_of_quark(fields, expected):
         {**GROUP, "layer_quant_config": {"*k_proj": INT8, "*v_proj": INT8}},
         {**GROUP, "layer_quant_config": {"*k_proj": OUTPUT, "*v_proj": INT8}},
         {**GROUP, "layer_quant_config": {"*k_proj": OUTPUT}},
+        {**GROUP, "layer_quant_config": {"a.k_proj": OUTPUT, "b.k_proj": INT8, "a.v_proj": OUTPUT}},
         {"kv_cache_quant_config": {"*k_proj": {"output_tensors": {"dtype": "fp8_e4m3", "is_dynamic": True}}}},
         GROUP,
     ],
@@ -111,6 +118,26 @@ def test_a_config_of_early_compressed_tensors():
     assert formats(LLAMA | asked | {"quantization_config": {"quant_method": "fp8"}}) == {None}
     with pytest.raises(ConfigError, match="compression_config is 8; it must be an object"):
         specs_from_config(LLAMA | {"compression_config": 8})
+
+
+def test_a_config_of_tensorrt_llm_or_mlx():
+    asked = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
+    assert formats(LLAMA | asked) == {"float8_e4m3fn"}
+    assert weight_format(LLAMA | asked).name == "fp8"
+    mlx = LLAMA | {"quantization": {"group_size": 64, "bits": 4}}
+    assert formats(mlx) == {None}
+    with pytest.raises(UnsupportedOption, match=r"config: quantization.quant_method .*; pass weights="):
+        weight_format(mlx)
+
+
+def test_a_flag_of_the_first_qwen_for_quantised_keys_is_refused():
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "kv_channels": 16}
+    qwen = {"model_type": "qwen", "use_cache_quantization": False, **sizes}
+    assert formats(qwen) == {None}
+    qwen["use_cache_quantization"] = True
+    with pytest.raises(UnsupportedOption, match="config: use_cache_quantization is true, which no format stores; pass"):
+        specs_from_config(qwen)
+    assert formats(qwen, format="int8_token") == {"int8_token"}
 
 
 def test_the_file_of_modelopt_next_to_a_config(tmp_path):
