@@ -120,6 +120,17 @@ def test_each_segment_of_a_long_input_begins_anew():
     cache.kv.check_invariants()
 
 
+@pytest.mark.parametrize("option", [{"return_dict_in_generate": True}, {"logprob_threshold": -9.0}])
+def test_options_for_which_a_whisper_copies_its_cache_are_refused(option):
+    model, inputs = make_model("whisper"), inputs_of("whisper")
+    expected = generate(model, own_cache(), inputs)
+    model.set_attn_implementation("pagecore")
+    cache = PagedEncoderDecoderCache(model, num_blocks=200, block_size=4)
+    with pytest.raises(UnsupportedOption, match="a tensor of its keys, which are in blocks; a Whisper copies them for"):
+        model.generate(**inputs, past_key_values=cache, do_sample=False, max_new_tokens=3, **option)
+    assert generate(model, cache, inputs) == expected
+
+
 @EVERY_FAMILY
 def test_formats_store_the_encoder_s_keys(family):
     model = make_model(family)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -27,6 +27,31 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._limits = limits  # of all layers
         self.is_sliding = limit is not None
         self.is_initialized = True
+
+    @property
+    def keys(self) -> NoReturn:
+        """Raise UnsupportedOption: the keys are in blocks. A Whisper copies them for some options of `generate`."""
+        self._refuse_to_read("keys")
+
+    @property
+    def values(self) -> NoReturn:
+        """Raise UnsupportedOption, as `keys`."""
+        self._refuse_to_read("values")
+
+    @keys.setter
+    def keys(self, _: object) -> None:
+        pass  # the base class sets None
+
+    @values.setter
+    def values(self, _: object) -> None:
+        pass
+
+    def _refuse_to_read(self, name: str) -> NoReturn:
+        raise UnsupportedOption(
+            f"layer {self._index} of a paged cache was asked for a tensor of its {name}, which are in blocks; a "
+            "Whisper copies them for return_dict_in_generate, logprob_threshold and token timestamps of a short input: "
+            "leave these options out, or use transformers' own cache"
+        )
 
     def lazy_initialization(self, *_: Any) -> None:
         """Do nothing: blocks are allocated when the cache is made."""
