@@ -13,6 +13,7 @@ from pagecore.models.config_files.open_config import open_config
 from pagecore.models.encoders.specs import has_encoder, read_encoder_decoder
 from pagecore.models.families.attention_specs import Sinks, SpecOptions, attention_specs
 from pagecore.models.families.registry import FAMILIES
+from pagecore.models.kv_scales import Scales, with_scales
 from pagecore.models.layer_types import FULL, attends, keeps_state
 from pagecore.models.layers.draft_windows import with_draft_windows
 from pagecore.models.layers.rows import LayerRows, RowOptions
@@ -37,6 +38,7 @@ def specs_from_config(
     format: str | None = "auto",
     value_format: str | None = None,
     block_size: SupportsIndex | None = None,
+    kv_scales: Scales | None = None,
 ) -> list[ModelSpec]:
     """Return the spec of each layer of a Hugging Face model, for `PagedKVCache(layers=...)`.
 
@@ -60,14 +62,17 @@ def specs_from_config(
         Format of stored keys and values, as for `AttentionSpec`, or of latents, as for `LatentSpec.with_format`; None
         stores them in `dtype`. "auto" uses the one that the config's `quantization_config` asks for (`kv_cache_scheme`
         of compressed-tensors, ModelOpt and AutoFP8, `kv_cache_quant_algo` of ModelOpt, which may be in the
-        hf_quant_config.json next to a config.json), else none. Scales are weights and not
-        part of a config; pass those of a checkpoint by ``dataclasses.replace(spec, key_scale=..., value_scale=...)``.
+        hf_quant_config.json next to a config.json), else none.
     value_format : str, optional
         Format of stored values, if it is another than that of keys, as for `AttentionSpec`. Layers with latents have
         none.
     block_size : int, optional
         Tokens of a block of the cache, for models with rows of several tokens (`RowSpec`); by default the least
         multiple of 16 that suits all of them.
+    kv_scales : str, path or dict of int to (key, value), optional
+        Given factors of "float8_e4m3fn", "float8_e5m2" and "nvfp4", which are weights and not part of a config: a
+        checkpoint, as for `pagecore.models.read_kv_scales`, or for model layers by number a pair of floats, or of
+        sequences with a float for each key-value head. Layers that have none keep the factor 1.
 
     Returns
     -------
@@ -85,12 +90,19 @@ def specs_from_config(
         message names file and field.
     UnsupportedOption
         The `model_type` is unknown, its attention is not supported, or no format stores the keys and values as the
-        config asks; the message names the field. Or `value_format` of layers with latents.
+        config asks; the message names the field. Or `value_format` of layers with latents; or `kv_scales` of layers
+        whose format takes none, that attend twice, or that do not attend.
     UnsupportedDtype
         A cache cannot have the dtype.
     """
     model = read_model_config(
-        config, dtype=dtype, sinks=sinks, format=format, value_format=value_format, block_size=block_size
+        config,
+        dtype=dtype,
+        sinks=sinks,
+        format=format,
+        value_format=value_format,
+        block_size=block_size,
+        kv_scales=kv_scales,
     )
     return list(model.layers)
 
@@ -103,6 +115,7 @@ def read_model_config(
     format: str | None = "auto",
     value_format: str | None = None,
     block_size: SupportsIndex | None = None,
+    kv_scales: Scales | None = None,
 ) -> ModelConfig:
     """Return the specs together with the model's type and maximum length.
 
@@ -118,7 +131,8 @@ def read_model_config(
         model = read_encoder_decoder(whole, given_type, dtype, sinks, format)
     else:
         model = _read_decoder(whole, dtype, sinks, format, block_size)
-    return replace(model, layers=tuple(with_value_format(model.layers, value_format, whole.source)))
+    model = replace(model, layers=tuple(with_value_format(model.layers, value_format, whole.source)))
+    return with_scales(model, kv_scales, whole.source)
 
 
 def _read_decoder(

@@ -1,0 +1,238 @@
+"""Factors of keys and values that a checkpoint keeps with its weights."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.models import ConfigError, KVScales, read_kv_scales, read_model_config, specs_from_config
+from pagecore.storage import LatentSpec
+from tests.models.published import PUBLISHED
+from tests.together import together
+
+LLAMA = PUBLISHED["llama-3-8b"] | {"num_hidden_layers": 2}
+DEEPSEEK = Path(__file__).parent / "deepseek-v3.json"
+DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "uint8": "U8"}
+FP8 = "float8_e4m3fn"
+
+
+def written(path, tensors, **changes):
+    """Write a safetensors file of arrays by name; `changes` replace entries of its header."""
+    header, data = {"__metadata__": {"format": "pt"}}, b""
+    for name, values in tensors.items():
+        array = np.asarray(values, None if isinstance(values, np.ndarray) else np.float32)
+        offsets = [len(data), len(data) + array.nbytes]
+        header[name] = {"dtype": DTYPES[str(array.dtype)], "shape": array.shape, "data_offsets": offsets}
+        data += array.tobytes()
+    text = json.dumps(header | changes).encode() + b"  "
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return path
+
+
+def pair(layer, key=0.5, value=0.25):
+    return {f"model.layers.{layer}.self_attn.k_scale": key, f"model.layers.{layer}.self_attn.v_scale": value}
+
+
+WEIGHTS = {"model.embed_tokens.weight": np.ones((4, 4), np.float32), "model.layers.0.mlp.down_proj.weight_scale": 3.0}
+
+
+@together(
+    ("key", "value"),
+    [
+        ("model.layers.0.self_attn.k_scale", "model.layers.0.self_attn.v_scale"),
+        ("model.layers.0.self_attn.k_proj.k_scale", "model.layers.0.self_attn.v_proj.v_scale"),
+        ("model.layers.0.self_attn.k_proj.output_scale", "model.layers.0.self_attn.v_proj.output_scale"),
+        ("model.layers.0.self_attn.qkv_proj.k_scale", "model.layers.0.self_attn.qkv_proj.v_scale"),
+        ("backbone.layers.0.mixer.k_proj.k_scale", "backbone.layers.0.mixer.v_proj.v_scale"),
+        ("model.language_model.layers.0.self_attn.k_scale", "model.language_model.layers.0.self_attn.v_scale"),
+        ("transformer.h.0.attn.k_scale", "transformer.h.0.attn.v_scale"),
+        ("layers.0.attention.k_scale", "layers.0.attention.v_scale"),
+    ],
+)
+def test_names_of_factors(key, value, tmp_path):
+    others = {
+        "model.layers.0.self_attn.q_scale": 7.0,
+        "model.layers.0.self_attn.q_proj.output_scale": 7.0,
+        "model.layers.0.self_attn.k_proj.input_scale": 7.0,
+        "mtp.layers.0.self_attn.k_scale": 7.0,
+    }
+    file = written(tmp_path / "model.safetensors", WEIGHTS | others | {key: 0.5, value: [0.25]})
+    assert read_kv_scales(file) == read_kv_scales(tmp_path) == {0: KVScales(0.5, 0.25)}
+
+
+def test_one_factor_of_both_and_layers_in_order(tmp_path):
+    tensors = {f"model.layers.{layer}.self_attn.kv_scale": layer + 1.0 for layer in (10, 9, 0)}
+    found = read_kv_scales(written(tmp_path / "a.safetensors", tensors))
+    assert list(found.items()) == [(layer, KVScales(layer + 1.0, layer + 1.0)) for layer in (0, 9, 10)]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_factors_of_heads_in_every_dtype(dtype, tmp_path):
+    key = np.array([0.5, 0.75, 1.5, 3.0], dtype if dtype != "bfloat16" else ml_dtypes.bfloat16)
+    file = written(tmp_path / "a.safetensors", pair(0, key.reshape(4, 1, 1), key[::-1].copy()))
+    assert read_kv_scales(file) == {0: KVScales((0.5, 0.75, 1.5, 3.0), (3.0, 1.5, 0.75, 0.5))}
+
+
+def test_only_files_that_the_index_gives_for_factors_are_opened(tmp_path):
+    written(tmp_path / "model-00002-of-00002.safetensors", pair(1))
+    names = dict.fromkeys(pair(1), "model-00002-of-00002.safetensors")
+    index = {"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"} | names}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert read_kv_scales(tmp_path) == {1: KVScales(0.5, 0.25)}
+
+
+def test_files_without_an_index_are_joined(tmp_path):
+    for layer in range(2):
+        written(tmp_path / f"{layer}.safetensors", pair(layer, value=layer + 1))
+    assert read_kv_scales(tmp_path) == {0: KVScales(0.5, 1.0), 1: KVScales(0.5, 2.0)}
+    written(tmp_path / "2.safetensors", pair(0))
+    with pytest.raises(ConfigError, match=r"k_scale is in .*0.safetensors and in .*2.safetensors; pass the path"):
+        read_kv_scales(tmp_path)
+
+
+def test_a_file_of_scaling_factors(tmp_path):
+    ranks = {"0": {"1": 0.5, "0": 0.25}, "1": {"0": 0.25, "1": 0.5}}
+    file = tmp_path / "kv_cache_scales.json"
+    file.write_text(json.dumps({"model_type": "llama", "kv_cache": {"dtype": FP8, "scaling_factor": ranks}}))
+    assert read_kv_scales(file) == {0: KVScales(0.25, 0.25), 1: KVScales(0.5, 0.5)}
+
+
+def test_specs_have_the_factors_of_their_layers(tmp_path):
+    heads = tuple((np.arange(8) + 1.0).tolist())
+    written(tmp_path / "model.safetensors", pair(1) | pair(0, np.array(heads)) | pair(2, 9.0))
+    plain = specs_from_config(LLAMA, format=FP8)
+    expected = [
+        replace(plain[0], key_scale=heads, value_scale=0.25),
+        replace(plain[1], key_scale=0.5, value_scale=0.25),
+    ]
+    assert specs_from_config(LLAMA, format=FP8, kv_scales=tmp_path) == expected
+    assert specs_from_config(LLAMA, format=FP8, kv_scales={0: (heads, 0.25), 1: [0.5, 0.25], 2: (9, 9)}) == expected
+    (only,) = {spec.key_scale for spec in specs_from_config(LLAMA, format=FP8, kv_scales={1: (0.5, 1)})[1:]}
+    assert only == 0.5
+    mixed = specs_from_config(LLAMA, format=FP8, value_format="nvfp4", kv_scales={0: (heads, 0.001)})[0]
+    assert (mixed.key_scale, mixed.value_scale, mixed.value_format) == (heads, 0.001, "nvfp4")
+
+
+def test_layers_without_specs_of_their_own():
+    gemma = {"model_type": "gemma3n_text", "hidden_size": 2048, "num_hidden_layers": 30, "num_kv_shared_layers": 10}
+    shared = specs_from_config(gemma, format=FP8, kv_scales=dict.fromkeys(range(30), (0.5, 0.25)))
+    assert [getattr(spec, "key_scale", None) for spec in shared] == [0.5] * 20 + [None] * 10
+    latents = specs_from_config(DEEPSEEK, format=FP8, kv_scales={0: (0.5, None), 1: (0.25, 7)})
+    assert [(type(spec), spec.key_scale) for spec in latents[:3]] == [
+        (LatentSpec, 0.5),
+        (LatentSpec, 0.25),
+        (LatentSpec, 1.0),
+    ]
+    config = json.loads((Path(__file__).parent / "qwen3-next-80b-a3b.json").read_text())
+    hybrid = read_model_config(config, format=FP8, kv_scales={3: (0.5, 0.25)})
+    assert [getattr(spec, "key_scale", None) for spec in hybrid.layers[2:5]] == [None, 0.5, None]
+    with pytest.raises(
+        UnsupportedOption, match=r"kv_scales has layer 2, which stores no keys and values; use dataclass"
+    ):
+        read_model_config(config, format=FP8, kv_scales={2: (0.5, 0.25)})
+
+
+WHISPER = {"model_type": "whisper", "d_model": 64, "decoder_layers": 2, "decoder_attention_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"format": None}, "config: kv_scales of layer 0: key_scale is 0.5, but keys without a format take none"),
+        ({"format": "int8_token"}, "layer 0: key_scale is 0.5, but format 'int8_token', which computes its scales"),
+        ({"kv_scales": {0: (0.5, None)}}, "kv_scales of layer 0 have no value; pass kv_scales as a dict"),
+        ({"kv_scales": {0: (None, 0.5)}}, "kv_scales of layer 0 have no key; pass kv_scales as a dict"),
+        ({"kv_scales": {0: 0.5}}, r"kv_scales of layer 0 are 0.5; expected a pair of factors \(key, value\)"),
+        ({"kv_scales": {-1: (1, 1)}}, "a layer of kv_scales is -1; it must be at least 0"),
+        ({"kv_scales": {"0": (1, 1)}}, "a layer of kv_scales is .0.; expected an integer"),
+        ({"kv_scales": {0: (-1.0, 1)}}, "layer 0: key_scale is -1.0; expected a number that is finite and above 0"),
+        ({"kv_scales": {0: ((1, 2), 1)}}, "layer 0: key_scale has 2 entries; .* one per key-value head: 8"),
+        ({"kv_scales": 0.5}, "checkpoint is 0.5; expected the path of a folder or a file"),
+        ({"config": WHISPER}, "kv_scales has layer 0, which stores those of an encoder, too; use dataclasses.replace"),
+    ],
+)
+def test_factors_that_cannot_be_are_refused(options, reason):
+    with pytest.raises((ShapeError, UnsupportedOption), match=reason):
+        specs_from_config(**{"config": LLAMA, "format": FP8, "kv_scales": {0: (0.5, 0.25)}} | options)
+
+
+def entry(**changes):
+    return {"model.layers.0.self_attn.k_scale": {"dtype": "F32", "shape": [], "data_offsets": [0, 4]} | changes}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "changes", "reason"),
+    [
+        (WEIGHTS, {}, "has no factors of keys and values, such as k_scale; leave kv_scales out"),
+        (pair(0, np.zeros(1, np.uint8)), {}, r"k_scale has dtype .U8.; F64, F32, F16, BF16 are supported"),
+        (pair(0, np.ones(70000, np.float32)), {}, r"has shape \[70000\]; at most 65536 numbers are read"),
+        (
+            pair(0) | {"model.layers.0.self_attn.k_proj.k_scale": 1.0},
+            {},
+            "has two factors of a layer, .*k_proj.k_scale",
+        ),
+        (pair(0) | {"draft.layers.0.self_attn.k_scale": 1.0}, {}, "has factors of several models, draft.*model"),
+        (pair(0), entry(shape=[3]), r"has shape \[3\] and bytes 0 to 4, which do not match F32"),
+        (pair(0), entry(shape=[-1]), r"has shape \[-1\] and bytes 0 to 4"),
+        (pair(0), entry(data_offsets=[-4, 0]), "bytes -4 to 0, which do not match"),
+        (pair(0), entry(data_offsets=[8, 12]), "ends within model.layers.0.self_attn.k_scale; load the file again"),
+        (pair(0), entry(shape=1), "expected dtype, shape and data_offsets"),
+        (pair(0), entry(shape=[1.0]), "expected dtype, shape and data_offsets"),
+        (pair(0), entry(data_offsets=[0]), "expected dtype, shape and data_offsets"),
+        (pair(0), entry(dtype=["F32"]), "has dtype .*F32.*; F64, F32, F16, BF16 are supported"),
+    ],
+)
+def test_files_that_cannot_be_read_are_refused(tensors, changes, reason, tmp_path):
+    with pytest.raises(ConfigError, match=reason):
+        read_kv_scales(written(tmp_path / "a.safetensors", tensors, **changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a.safetensors", b"", "is not a safetensors file: its header would have 0 bytes"),
+        ("a.safetensors", b"\xff" * 64, "is not a safetensors file: its header would have"),
+        ("a.safetensors", (99).to_bytes(8, "little") + b"{}", "ends within its header of 99 bytes"),
+        ("a.safetensors", (2).to_bytes(8, "little") + b"{]", "holds no JSON"),
+        ("a.safetensors", (2).to_bytes(8, "little") + b"[]", r"holds \[\]; expected a JSON object"),
+        ("a.json", b"{}", "kv_cache is null; expected scaling_factor, by rank and layer"),
+        ("a.json", b'{"kv_cache": {"scaling_factor": {"0": 1}}}', "expected scaling_factor, by rank and layer"),
+        ("a.json", b'{"kv_cache": {"dtype": "int8", "scaling_factor": {"0": {"0": 1}}}}', "dtype is .int8.; expected"),
+        (
+            "a.json",
+            b'{"kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0": {"0": 1}, "1": {"0": 2}}}}',
+            "has other factors for other ranks; pass kv_scales as a dict",
+        ),
+        ("a.json", b'{"kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0": {"x": 1}}}}', "has the layer .x."),
+        ("a.json", b'{"kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0": {"0": 0}}}}', "layer 0 is 0.0"),
+        ("model.safetensors.index.json", b"{}", "kv_cache is null"),
+    ],
+)
+def test_bytes_that_are_no_factors_are_refused(name, content, reason, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ShapeError, match=reason):
+        read_kv_scales(tmp_path / name)
+
+
+@pytest.mark.parametrize("file", ["../model.safetensors", "/etc/passwd", "", "..", 3])
+def test_an_index_names_files_of_its_own_folder(file, tmp_path):
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(pair(0), file)}))
+    with pytest.raises(ConfigError, match=r"names the file .*; expected one of its own folder"):
+        read_kv_scales(tmp_path)
+
+
+def test_paths_without_a_checkpoint_are_refused(tmp_path):
+    for path, reason in [
+        (tmp_path, "has no safetensors files; pass the folder of a checkpoint"),
+        (tmp_path / "missing.safetensors", "cannot be read: No such file or directory"),
+        (tmp_path / "missing.json", "cannot be read: No such file or directory"),
+    ]:
+        with pytest.raises(ConfigError, match=reason):
+            read_kv_scales(path)
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ConfigError, match="weight_map is null; expected the file of each tensor"):
+        read_kv_scales(tmp_path)
