@@ -16,8 +16,9 @@ from pagecore.storage.specs.attended import attended_keys
 from pagecore.storage.specs.attention_spec import sealing_of
 from pagecore.tiers.handover.manifest import QUANTISED, Geometry, GroupShape, PlaneShape
 
-# Fields of a spec that stored bytes depend on in addition to the planes.
-OPTIONS = ("format", "value_format", "key_scale", "value_scale", "label_channels")
+# Fields of a spec that stored bytes depend on in addition to the planes. Layers of a group may differ in the second.
+FORMATS = ("format", "value_format")
+BY_LAYER = ("key_scale", "value_scale", "label_channels")
 FIRST_LAYER_MAX = 1 << 20
 
 
@@ -43,7 +44,9 @@ def describe(parts: CacheParts, first_layer: int | None = None) -> Geometry:
     for number, group in enumerate(parts.groups):
         keys = attended_keys(group.spec)
         limits = [keys.window, keys.chunk, keys.lookahead, keys.sink_tokens]
-        options = {name: _plain(getattr(group.spec, name, None)) for name in OPTIONS}
+        options: dict[str, Any] = {name: getattr(group.spec, name, None) for name in FORMATS}
+        specs = _specs_of(parts, number)
+        options |= {name: [_plain(getattr(spec, name, None)) for spec in specs] for name in BY_LAYER}
         if number in sealings:
             options["sealing"] = sealings[number]
         shapes = _shapes(group.spec.planes)
@@ -57,6 +60,12 @@ def describe(parts: CacheParts, first_layer: int | None = None) -> Geometry:
         parts.parallel.size,
         first_layer,
     )
+
+
+def _specs_of(parts: CacheParts, group: int) -> list[Spec]:
+    """Return the specs of the layers of a group, in their order in its pool."""
+    placed = {layer.index: layer.spec for layer in reversed(parts.layers) if group in (layer.group, layer.sealed_group)}
+    return [spec for _, spec in sorted(placed.items())]
 
 
 def _rules(spec: Spec) -> dict[str, int | str]:

@@ -15,7 +15,7 @@ from pagecore.storage.checks import ceil_div, shown
 from pagecore.tiers.handover.codec import pack, unpack
 
 MAGIC = b"pcHO"
-VERSION = 5
+VERSION = 6
 _HEADER = struct.Struct("<4sH")
 _SUM = struct.Struct("<I")
 # Names of the planes of quantised checkpoints begin with it.
@@ -43,7 +43,8 @@ class GroupShape:
     limits : list
         Window, chunk, lookahead and sink tokens; None without them.
     options : dict
-        Format, given factors and label channels; a list has one entry for each head of the rank.
+        Formats of the group, and for each layer its given factors and label channels, which are lists if they have an
+        entry for each head of the rank.
     is_cross : bool
         The blocks hold the tokens of an encoder.
     tail : int or None

@@ -9,7 +9,7 @@ from typing import Any
 
 from pagecore.errors import UnsupportedOption
 from pagecore.storage import TensorParallel
-from pagecore.tiers.handover.geometry import OPTIONS
+from pagecore.tiers.handover.geometry import BY_LAYER
 from pagecore.tiers.handover.manifest import Geometry, GroupShape, Manifest, PlaneShape
 
 
@@ -174,16 +174,19 @@ def _segments(mine: Geometry, group: int, held: list[_Common]) -> list[range]:
     segments = [range(start, stop) for start, stop in pairwise(cuts)]
     for layers in segments:
         if not any(layers.start in each.layers for each in held):
-            tail = mine.groups[group].tail
-            place = group if tail is None else tail
-            numbers = [
-                mine.numbers[i] for i, (each, index) in enumerate(mine.layers) if each == place and index in layers
-            ]
+            numbers = _layers_of(mine, group, layers)
             raise UnsupportedOption(
                 f"layers {numbers} of the model are at no exporter; import the manifests of the stages that hold them "
                 "too, as a list"
             )
     return segments
+
+
+def _layers_of(mine: Geometry, group: int, layers: range) -> list[int]:
+    """Return the numbers in the model of some layers of a group."""
+    tail = mine.groups[group].tail
+    place = group if tail is None else tail
+    return [mine.numbers[i] for i, (each, index) in enumerate(mine.layers) if each == place and index in layers]
 
 
 def _check_alike(mine: Geometry, theirs: Geometry, common: dict[int, _Common]) -> None:
@@ -252,17 +255,21 @@ def _shares(mine: Geometry, common: list[_Common], num_kv_heads: int | None) -> 
     """
     group, own = common[0].group, mine.groups[common[0].group]
     if _num_heads(own) == 0:
-        return [each.share(range(0), range(0), i == 0) for i, each in enumerate(common)]
+        shares = [each.share(range(0), range(0), i == 0) for i, each in enumerate(common)]
+        for share, each in zip(shares, common, strict=True):
+            _check_layers_alike(mine, share, each.theirs)
+        return shares
     sizes = [(each.exporter.size, _num_heads(each.theirs)) for each in common]
     total = _model_heads(group, (mine.size, _num_heads(own)), sizes, num_kv_heads)
     wanted = TensorParallel(mine.rank, mine.size).heads(total)
-    shares, missing = [], set(wanted)
+    missing = set(wanted)
+    shares = []
     for i, each in enumerate(common):
         held = TensorParallel(each.exporter.rank, each.exporter.size).heads(total)
         part = [head for head in held if head in missing]
         missing -= set(part)
         share = each.share(_numbers(part, wanted), _numbers(part, held), i == 0)
-        _check_factors(share, own, each.theirs)
+        _check_layers_alike(mine, share, each.theirs)
         shares.append(share)
     if missing:
         ranks = ", ".join(f"{each.exporter.rank} of {each.exporter.size}" for each in common)
@@ -306,20 +313,24 @@ def _model_heads(group: int, mine: tuple[int, int], theirs: list[tuple[int, int]
     return max(possible)
 
 
-def _check_factors(share: Share, mine: GroupShape, theirs: GroupShape) -> None:
-    """Raise UnsupportedOption if given scales or label channels of the shared heads differ."""
-    for name in OPTIONS[1:]:
-        here, there = _option(mine, name, share.heads), _option(theirs, name, share.their_heads)
-        if here != there:
-            raise UnsupportedOption(
-                f"{name} of group {share.group} is {there} at the exporter and {here} here; use the same specs on both "
-                "sides"
-            )
+def _check_layers_alike(geometry: Geometry, share: Share, theirs: GroupShape) -> None:
+    """Raise UnsupportedOption if given scales or label channels of the shared layers and heads differ."""
+    mine = geometry.groups[share.group]
+    for name in BY_LAYER:
+        for layer, their_layer in zip(share.layers, share.their_layers, strict=True):
+            here, there = _option(mine, name, layer, share.heads), _option(theirs, name, their_layer, share.their_heads)
+            if here != there:
+                (number, *_) = _layers_of(geometry, share.group, range(layer, layer + 1))
+                raise UnsupportedOption(
+                    f"{name} of layer {number} is {there} at the exporter and {here} here; use the same specs on both "
+                    "sides"
+                )
 
 
-def _option(group: GroupShape, name: str, heads: range) -> object:
-    """Return an option of a group, and of a list with an entry for each head those of some heads."""
-    option = group.options.get(name)
+def _option(group: GroupShape, name: str, layer: int, heads: range) -> object:
+    """Return an option of a layer, and of a list with an entry for each head those of some heads."""
+    by_layer = group.options.get(name)
+    option = by_layer[layer] if isinstance(by_layer, list) and len(by_layer) == group.layers else None
     if isinstance(option, list) and len(option) == _num_heads(group):
         return option[heads.start : heads.stop]
     return option

@@ -11,6 +11,7 @@ from pagecore import (
     AttentionSpec,
     DeviceError,
     InvalidSequence,
+    LatentSpec,
     OutOfBlocks,
     OutOfRows,
     PagedKVCache,
@@ -40,7 +41,7 @@ def summed(packed):
     [
         (lambda m: b"", UnsupportedOption, "0 bytes that begin with b'' are not a manifest"),
         (lambda m: b"hello world", UnsupportedOption, "are not a manifest"),
-        (lambda m: m[:4] + b"\x07\x00" + m[6:], UnsupportedOption, "version 7; this library reads 5"),
+        (lambda m: m[:4] + b"\x07\x00" + m[6:], UnsupportedOption, "version 7; this library reads 6"),
         (lambda m: m[: len(m) // 2], ShapeError, "cannot be read"),
         (lambda m: m[:-1], ShapeError, "cannot be read"),
         (lambda m: m[:6], ShapeError, "cannot be read"),
@@ -120,13 +121,53 @@ def test_caches_of_another_geometry_refuse(sockets, specs, options, text):
     receiver.check_invariants()
 
 
-def test_given_scales_must_be_equal(sockets):
+def float8(key_scale, value_scale=1.0):
+    return AttentionSpec(2, 8, format="float8_e4m3fn", key_scale=key_scale, value_scale=value_scale)
+
+
+def latent(key_scale):
+    return LatentSpec(scale=0.1, format="float8_e4m3fn", key_scale=key_scale)
+
+
+def labelled(*channels):
+    return AttentionSpec(2, 8, label_channels=channels)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "mine", "text"),
+    [
+        ([float8(0.5)], [float8(0.25)], r"key_scale of layer 0 is 0\.5 at the exporter and 0\.25 here"),
+        (
+            [float8(0.5), float8(2)],
+            [float8(0.5), float8(4)],
+            r"key_scale of layer 1 is 2\.0 at the exporter and 4\.0 here",
+        ),
+        (
+            [float8(1, 2), float8(1, 2)],
+            [float8(1, 2), float8(1, [2, 3])],
+            r"value_scale of layer 1 is 2\.0 .* \[2\.0, 3\.0\]",
+        ),
+        (
+            [latent(0.5), latent(2)],
+            [latent(0.5), latent(4)],
+            r"key_scale of layer 1 is 2\.0 at the exporter and 4\.0 here",
+        ),
+        (
+            [labelled([0], [1])] * 2,
+            [labelled([0], [1]), labelled([0], [2])],
+            r"label_channels of layer 1 is \[\[0\], \[1\]\]",
+        ),
+    ],
+    ids=["one layer", "second layer", "heads", "latents", "labels"],
+)
+def test_given_scales_and_labels_must_be_equal_in_every_layer(sockets, theirs, mine, text):
     exporter, importer = sockets
-    specs = [[AttentionSpec(2, 8, format="float8_e4m3fn", key_scale=scale)] for scale in (0.5, 0.25)]
-    sender, receiver = make(specs[0]), make(specs[1])
+    sender, receiver = make(theirs), make(mine)
     manifest = export_sequence(sender, computed(sender, TOKENS[:9]), transport=exporter)
-    with pytest.raises(UnsupportedOption, match=r"key_scale of group 0 is 0\.5 at the exporter and 0\.25 here"):
+    with pytest.raises(UnsupportedOption, match=text):
         import_sequence(receiver, manifest, transport=importer)
+    assert receiver.num_sequences == 0
+    assert import_sequence(make(theirs), manifest, transport=importer).num_computed_tokens == 9
 
 
 def test_models_namespaces_spans_and_transports_must_match(sockets):
