@@ -16,7 +16,7 @@ from pagecore import (
     SwapSpace,
     TensorParallel,
 )
-from pagecore.arrays.dtypes.formats import FORMATS
+from pagecore.arrays.dtypes.formats import FORMATS, FOUR_OVER_SIX, as_format
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from tests.cache.caches import Planes, normal, owned_memory
 from tests.ops import formats_twin as twin
@@ -30,7 +30,8 @@ LAYOUTS = ["layerwise", "blockwise", "LBNCHD", "LBCNHD", "BCHND", KVLayout("laye
 
 
 # Formats of keys and of values, where they differ.
-MIXED = [("float8_e4m3fn", "nvfp4"), (None, "int4_token"), ("mxfp8", "float8_e5m2")]
+MIXED = [("float8_e4m3fn", FOUR_OVER_SIX), (None, "int4_token"), ("mxfp8", "float8_e5m2")]
+ALL = [*FORMATS, FOUR_OVER_SIX]
 
 
 def spec_of(format: str | tuple[str | None, str], **options: Any) -> AttentionSpec:
@@ -38,7 +39,7 @@ def spec_of(format: str | tuple[str | None, str], **options: Any) -> AttentionSp
     factors = {
         name: factor
         for name, each, factor in (("key_scale", keys, 0.5), ("value_scale", values, 0.25))
-        if each is not None and FORMATS[each].takes_factor
+        if each is not None and as_format(each).takes_factor
     }
     stored = {"format": keys} | ({"value_format": values} if values != keys else {})
     return AttentionSpec(HEADS, DIM, V_DIM, dtype="float32", num_query_heads=4, **(stored | factors | options))
@@ -89,7 +90,7 @@ def expected(cache: PagedKVCache, layer: int, key: Any, value: Any) -> dict[str,
             continue
         codes, scales = twin.quantize_row(x, format, factor)
         found[name] = codes.tobytes()
-        if FORMATS[format].scale_dtype is not None:
+        if as_format(format).scale_dtype is not None:
             found[f"{name}_scale"] = scales.tobytes()
     return found
 
@@ -113,7 +114,7 @@ def poison(cache: PagedKVCache) -> None:
             array[free] = np.full(array.itemsize, 0xFF, np.uint8).view(array.dtype)[0]
 
 
-@pytest.mark.parametrize(("format", "layout"), interleaved([*FORMATS, *MIXED], LAYOUTS), ids=str)
+@pytest.mark.parametrize(("format", "layout"), interleaved([*ALL, *MIXED], LAYOUTS), ids=str)
 def test_steps_forks_and_swaps_keep_the_bytes_of_the_twin(format, layout):
     spec = spec_of(format)
     cache = make([spec, spec_of(format, window=64), spec], layout=layout)
@@ -214,6 +215,25 @@ def test_a_layer_with_a_format_of_its_own_is_in_a_group_of_its_own():
         assert stored(cache, sequence, layer) == expected(cache, layer, *rows(0, 7, layer))
 
 
+def test_scales_of_4_over_6_are_another_way_to_write_nvfp4():
+    specs = [
+        spec_of("nvfp4"),
+        spec_of(FOUR_OVER_SIX),
+        spec_of((None, FOUR_OVER_SIX)),
+        spec_of((FOUR_OVER_SIX, "mxfp8")),
+    ]
+    cache = make(specs)
+    assert [cache.group_of(layer) for layer in range(4)] == [0, 0, 1, 2]
+    sequence = cache.add_sequence(range(9))
+    for layer in range(4):
+        assert expected(cache, layer, *rows(0, 7)) != expected(cache, 0, *rows(0, 7)) or layer == 0
+    compute(cache, sequence, 7)
+    check(cache, sequence)
+    for name, of_values in ((FOUR_OVER_SIX, "nvfp4"), ("nvfp4", FOUR_OVER_SIX)):
+        with pytest.raises(UnsupportedOption, match=f"format is '{name}' and value_format '{of_values}'; a write comp"):
+            AttentionSpec(HEADS, DIM, format=name, value_format=of_values)
+
+
 def test_layers_of_a_group_have_their_own_factors():
     specs = [spec_of("float8_e4m3fn"), spec_of("float8_e4m3fn", key_scale=3.0), spec_of("nvfp4", value_scale=7.0)]
     cache = make(specs)
@@ -297,7 +317,7 @@ def static_bytes(cache: StaticKVCache, layer: int, count: int) -> dict[str, Any]
 
 
 @together("heads_next", [False, True])
-@together("format", [*FORMATS, *MIXED])
+@together("format", [*ALL, *MIXED])
 def test_a_static_cache_stores_the_bytes_of_the_twin(format, heads_next):
     specs = [spec_of(format), spec_of(format)]
     if format == "float8_e5m2":
@@ -319,11 +339,11 @@ def test_a_static_cache_stores_the_bytes_of_the_twin(format, heads_next):
             if stored is None:
                 np.testing.assert_array_equal(found[name], x.view(np.uint8))
                 continue
-            factor = np.float32(given_factor if FORMATS[stored].takes_factor else 1.0)
+            factor = np.float32(given_factor if as_format(stored).takes_factor else 1.0)
             of_heads = x / factor[:, None] if factor.ndim else x
             codes, scales = twin.quantize_row(of_heads, stored, 1.0 if factor.ndim else float(factor))
             np.testing.assert_array_equal(found[name], codes)
-            if FORMATS[stored].scale_dtype is not None:
+            if as_format(stored).scale_dtype is not None:
                 np.testing.assert_array_equal(found[f"{name}_scale"], scales)
     cache.reset()
     assert not any(plane.any() for layer in range(2) for plane in static_bytes(cache, layer, 16).values())

@@ -115,6 +115,19 @@ def test_codes_and_scales_equal_the_twin(cuda, name, dtype):
     check(cuda, name, key, value, slots_of(23, 40))
 
 
+def test_four_over_six_serves_values_of_nvfp4_next_to_other_keys(cuda):
+    rows = numbers((9, 2, 64)), numbers((9, 2, 64), seed=1)
+    keys, values = (QuantisedPlane(name, (4, 4, 2, 64), "NHD") for name in ("int8_token", "nvfp4_4over6"))
+    put = [cuda.put(array) for array in (keys.codes, values.codes, keys.scales, values.scales)]
+    slots = slots_of(9, 16)
+    scales = {"key_scale": put[2], "value_scale": put[3]}
+    pagecore.write_kv(*map(cuda.put, rows), *put[:2], slots, format="nvfp4_4over6", **scales)
+    for plane, given in zip((keys, values), rows, strict=True):
+        plane.write(given, slots, 1.0)
+    for got, expected in zip(put, (keys.codes, values.codes, keys.scales, values.scales), strict=True):
+        assert_same_bytes(cuda.get(got), expected)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", WRITTEN)
 def test_layouts(cuda, name, layout):

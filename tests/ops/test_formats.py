@@ -223,7 +223,11 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"format": "int8"}, OPTION, "format is 'int8'; use one of float8_e4m3fn"),
     ({"format": 8}, OPTION, "format is 8; use one of"),
     ({"format": "int8_token"}, OPTION, "format is 'int8_token' and value_cache has format 'nvfp4'"),
-    ({"format": "nvfp4_4over6"}, OPTION, "format is 'nvfp4_4over6' and key_cache has format 'int8_token'"),
+    (
+        {"format": "nvfp4_4over6", "value_cache": codes_of("int8_token"), "value_scale": scales_of("int8_token")},
+        OPTION,
+        "format is 'nvfp4_4over6' and key_cache has format 'int8_token'",
+    ),
     ({"slot_mapping": [1, 2, 24]}, errors.InvalidBlock, "24"),
 ]
 

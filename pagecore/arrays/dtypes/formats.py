@@ -75,6 +75,9 @@ def _formats() -> dict[str, Format]:
 
 FORMATS: Mapping[str, Format] = MappingProxyType(_formats())
 
+# "nvfp4" for readers. Writers compute the scales so that the largest number of a group becomes 6 or 4.
+FOUR_OVER_SIX = "nvfp4_4over6"
+
 # Bits of a code of the formats that quantise keys by channel, and so whole groups of tokens at once (KIVI).
 SEALED_FORMATS: Mapping[str, int] = MappingProxyType({"kivi2": 2, "kivi4": 4})
 
@@ -82,14 +85,16 @@ SEALED_FORMATS: Mapping[str, int] = MappingProxyType({"kivi2": 2, "kivi4": 4})
 def as_format(name: object, option: str = "format", others: Iterable[str] = ()) -> Format:
     """Return the format of a name; raise UnsupportedOption for any other value of the option.
 
-    The message lists the formats, and `others` that the caller also takes.
+    `FOUR_OVER_SIX` is the format "nvfp4". The message lists the formats, and `others` that the caller also takes.
     """
-    found = FORMATS.get(name) if isinstance(name, str) else None
+    found = FORMATS.get("nvfp4" if name == FOUR_OVER_SIX else name) if isinstance(name, str) else None
     if found is None and isinstance(name, str) and name in SEALED_FORMATS:
         raise UnsupportedOption(
             f"{option} is {name!r}, which quantises whole blocks: use AttentionSpec(format={name!r}) in a "
             f"PagedKVCache, or seal_kv for arrays of your own; writes of tokens take {', '.join(FORMATS)}"
         )
     if found is None:
-        raise UnsupportedOption(f"{option} is {shown(name)}; use one of {', '.join([*FORMATS, *others])}")
+        raise UnsupportedOption(
+            f"{option} is {shown(name)}; use one of {', '.join([*FORMATS, FOUR_OVER_SIX, *others])}"
+        )
     return found

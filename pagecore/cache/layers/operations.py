@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from pagecore.arrays import Tensor
+from pagecore.arrays.dtypes.formats import FOUR_OVER_SIX
 from pagecore.arrays.tensors.uploads import to_device
 from pagecore.cache.layers.inputs import BatchGroup, StepInputs
 from pagecore.cache.layers.selection import num_listed, padded_selection
@@ -85,6 +86,7 @@ class AttentionOps(LayerOps):
         self._scale_planes = [f"{side}_scale" for side, each in stored.items() if each and each.scale_dtype is not None]
         self._value_format = stored["value"]
         self._factors = given_factors(spec, device)
+        self._write_options |= write_format(spec)
 
     def _keep_summaries(self, spec: AttentionSpec) -> None:
         """Note the summaries of keys that each write keeps up."""
@@ -190,6 +192,12 @@ def given_factors(spec: Spec, device: str) -> dict[str, Any]:
         name: to_device(np.array(factor, np.float32), device) if isinstance(factor, tuple) else factor
         for name, factor in given.items()
     }
+
+
+def write_format(spec: Spec) -> dict[str, Any]:
+    """Return the format of a spec as an option of `write_kv`, if it decides how scales are computed."""
+    is_named = FOUR_OVER_SIX in (getattr(spec, "format", None), getattr(spec, "value_format", None))
+    return {"format": FOUR_OVER_SIX} if is_named else {}
 
 
 class CrossOps(AttentionOps):

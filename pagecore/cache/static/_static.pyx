@@ -47,7 +47,7 @@ cdef class StaticRoom:
     cdef readonly list lengths
     cdef readonly list written
     cdef Tensor slots  # 0, 1, 2 ...; grows on the host, and has the largest needed size on a device
-    cdef list factors  # of each layer: the given factors of formats, as arguments of write_kv; None without a format
+    cdef list factors  # of each layer: factors and format, as arguments of write_kv; None without a format
     cdef int64_t key_codes_per_byte
     cdef int64_t value_codes_per_byte
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pagecore.arrays import Tensor, zeros
 from pagecore.cache.layers.groups import Group
-from pagecore.cache.layers.operations import given_factors
+from pagecore.cache.layers.operations import given_factors, write_format
 from pagecore.cache.static._static import StaticRoom
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import Plane, Spec
@@ -45,10 +45,10 @@ class StaticArrays:
         stored = [format_of(specs[0], side) for side in SIDES]
         if stored == [None, None]:
             return StaticRoom(keys, values)
-        factors = [given_factors(spec, device) for spec in specs]
+        options = [given_factors(spec, device) | write_format(spec) for spec in specs]
         scales = self.named.get("key_scale"), self.named.get("value_scale")
         codes_per_byte = [1 if each is None else each.codes_per_byte for each in stored]
-        return StaticRoom(keys, values, *scales, factors, *codes_per_byte)
+        return StaticRoom(keys, values, *scales, options, *codes_per_byte)
 
     @property
     def nbytes(self) -> int:

@@ -322,10 +322,9 @@ def addresses_of(written: dict[str, jax.Array], operation: str) -> jax.Array:
 def _is_four_over_six(cache: CachePair, wanted: Any) -> bool:
     if not switch(wanted, "four_over_six"):
         return False
-    for label, each in (("key", cache.key), ("value", cache.value)):
-        if each.format is None or each.format.name != "nvfp4":
-            held = each.format.name if each.format else each.codes.dtype
-            raise UnsupportedOption(f"four_over_six is True and {label}_cache is {held}; only nvfp4 has this option")
+    if not any(side.format is not None and side.format.name == "nvfp4" for side in (cache.key, cache.value)):
+        held = cache.key.format.name if cache.key.format else cache.key.codes.dtype
+        raise UnsupportedOption(f"four_over_six is True and key_cache is {held}; only nvfp4 has this option")
     return True
 
 

@@ -8,12 +8,11 @@ from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport Format
 from pagecore.ops.arguments._overlap cimport are_nested, check_apart, check_own_elements, range_of, ranges_meet
 
-from pagecore.arrays.dtypes.formats import FORMATS, SEALED_FORMATS, as_format
+from pagecore.arrays.dtypes.formats import FORMATS, FOUR_OVER_SIX, SEALED_FORMATS, as_format
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption, shown
 
 # The table by the numbers of the enum; a format without stored scales has NO_SCALES.
 NAMES = (None, *FORMATS)
-FOUR_OVER_SIX = "nvfp4_4over6"
 cdef enum:
     NUM_FORMATS = 9
     NO_SCALES = -1
@@ -89,6 +88,8 @@ cdef bint read_format(object format, StoredCache keys, StoredCache values) excep
     if format is None:
         return False
     expected = NAMES[<int>named_format(format, &four_over_six)]
+    if four_over_six and Format.NVFP4 in (keys.format, values.format):
+        return True
     for label, cache in (("key", keys), ("value", values)):
         found = NAMES[<int>(<StoredCache>cache).format]
         if found != expected:

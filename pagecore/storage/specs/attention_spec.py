@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, SupportsFloat
 
 from pagecore.arrays import DType, as_dtype
-from pagecore.arrays.dtypes.formats import SEALED_FORMATS, Format, as_format
+from pagecore.arrays.dtypes.formats import FOUR_OVER_SIX, SEALED_FORMATS, Format, as_format
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage.checks import as_factor, as_float, as_tuple, flag, require_int, shown
 from pagecore.storage.specs.parallel import TensorParallel
@@ -45,13 +45,13 @@ class AttentionSpec:
         One additional logit per query head in the denominator of the softmax (GPT-OSS).
     format : str, optional
         Quantised format of the stored keys and values: "float8_e4m3fn", "float8_e5m2", "float8_token", "int8_token",
-        "int4_token", "fp4_block16", "nvfp4" or "mxfp8". `dtype` remains the dtype of the model's keys and values. By
-        default they are stored in `dtype`. "kivi2" and "kivi4" seal whole blocks, once newer tokens follow: see
-        `residual`.
+        "int4_token", "fp4_block16", "nvfp4", "nvfp4_4over6" or "mxfp8"; see `write_kv`. `dtype` remains the dtype of
+        the model's keys and values. By default they are stored in `dtype`. "kivi2" and "kivi4" seal whole blocks, once
+        newer tokens follow: see `residual`.
     value_format : str, optional
         Format of the values, if it is another than that of the keys; keys without a format are stored in `dtype`.
         Values without a format next to keys with one cannot be expressed, nor can one sealed format next to none or to
-        another kind. If it equals `format`, it becomes None:
+        another kind, nor "nvfp4" next to "nvfp4_4over6". If it equals `format`, it becomes None:
         ``dataclasses.replace(spec, format=...)`` then changes both.
     key_scale, value_scale : float or sequence of float, optional
         Given factor of the stored numbers, for the layer or for each key-value head: of the formats "float8_e4m3fn" and
@@ -182,9 +182,15 @@ class AttentionSpec:
         for name in ("format", "value_format"):
             given = getattr(self, name)
             if given is not None and not is_sealed_format(given):
-                self._put(name, as_format(given, name, SEALED_FORMATS).name)
+                as_format(given, name, SEALED_FORMATS)
+                self._put(name, str(given))
         if self.value_format == self.format:
             self._put("value_format", None)
+        if {self.format, self.value_format} == {"nvfp4", FOUR_OVER_SIX}:
+            raise UnsupportedOption(
+                f"format is {self.format!r} and value_format {self.value_format!r}; a write computes all scales of "
+                "nvfp4 in one way: use one of these names for both"
+            )
         sealing = read_sealing(self)
         self._put("_sealing", sealing)
         if sealing is not None:

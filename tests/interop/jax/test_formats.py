@@ -67,6 +67,22 @@ def test_codes_scales_and_attention_have_the_bits_of_pagecore(jax, interop, form
     assert same(attended, pagecore.paged_attention(query, **arguments, **where, return_lse=True))
 
 
+def test_four_over_six_serves_values_of_nvfp4_next_to_other_keys(jax, interop):
+    (key, value, _), slots, _ = step()
+    arguments = stored("int8_token")[0].arguments("key") | stored("nvfp4")[1].arguments("value")
+    arrays, factors = split(arguments, "NHD")
+
+    @interop.jit(caches="caches")
+    def call(caches: Any) -> Any:
+        return interop.write_kv(key, value, **caches, slot_mapping=slots, **factors, layout="NHD", four_over_six=True)
+
+    names = [name for name in NAMES if name in arrays]
+    written = call({name: jax.numpy.array(arrays[name], copy=True) for name in names})
+    pagecore.write_kv(key, value, slot_mapping=slots, **arguments, format="nvfp4_4over6")
+    for name, after in zip(names, written, strict=True):
+        assert np.asarray(after).tobytes() == laid_out(arguments[name], "NHD").tobytes(), name
+
+
 @pytest.mark.parametrize("format", ["float8_token", "nvfp4"])
 def test_a_layer_of_stacked_codes_is_written_and_read_in_place(jax, interop, format):
     (key, value, query), slots, where = step()
