@@ -126,8 +126,8 @@ def paged_attention(
         The new tokens of each sequence as a tree of drafts: bit i of row t is set if token t attends to the i-th new
         token of its sequence (bit i % 64 of word i // 64); see `tree_mask`. Every token attends to itself, and to no
         later token. It replaces causality among the new tokens; the keys before them are attended as usual. Exclusive
-        with `mask`, `blocks` and `indices`, on CUDA also with `alibi_slopes`. In CUDA memory the bits are checked under
-        `debug` only.
+        with `mask`, `sink_tokens`, `blocks` and `indices`, on CUDA also with `alibi_slopes`. In CUDA memory the bits
+        are checked under `debug` only.
     positions : integers, [T], optional
         Position of each token of a tree. Windows, chunks and ALiBi count from it, and its k-th ancestor, counted from
         the token up, is k positions before it. By default it follows from the mask: the first new position plus the

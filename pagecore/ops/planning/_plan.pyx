@@ -298,10 +298,10 @@ def plan_attention(
         The calls pass `tree_mask`. Required if they also have a window or chunks, which count from the positions of
         the tree: an item then begins with the first key that the first new token of its sequence sees.
     batch_invariant : bool
-        The bits of a row depend only on its query, keys and values, and on which of its tokens are in sealed blocks:
-        not on the rest of the batch, the chunks in which its prompt is computed, or `num_workers`. Splits have a fixed
-        length, and decode multiplies packed copies as prefill does, which is slower if keys and values are in the
-        processor's cache.
+        The bits of a row depend only on its query, keys and values, on which of its tokens are in sealed blocks, and on
+        the kernel, which dtypes, shapes and on CUDA the alignment of rows select: not on the rest of the batch, the
+        chunks in which its prompt is computed, or `num_workers`. Splits have a fixed length, and decode multiplies
+        packed copies as prefill does, which is slower if keys and values are in the processor's cache.
     num_workers : int, optional
         Workers that share the work. None is the present `num_threads` on the host, and the number of resident CTAs on
         CUDA.
