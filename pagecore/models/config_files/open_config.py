@@ -49,8 +49,7 @@ def _with_quantization(values: dict[str, Any], path: Path) -> dict[str, Any]:
     Early checkpoints of ModelOpt describe their formats only there.
     """
     other = path.with_name("hf_quant_config.json")
-    text = values.get("text_config")
-    parts = [values, text] if isinstance(text, dict) else [values]
+    parts = [values, *(each for each in values.values() if isinstance(each, dict))]
     is_described = any(part.get(name) is not None for part in parts for name in QUANTIZATION_FIELDS)
     if path.name != "config.json" or is_described or not os.path.exists(other):
         return values
