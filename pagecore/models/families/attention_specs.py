@@ -83,7 +83,7 @@ def _latent_specs(
     if family.latents is not None:
         found = family.latents(fields, heads, len(kinds), asked.dtype, asked.format)
         return [spec for spec, kind in zip(found, kinds, strict=True) if attends(kind)]
-    spec = latent_spec(fields, heads, asked.dtype, asked.format)
+    spec = latent_spec(fields, heads, asked.dtype, asked.format, rotates=family.rotates)
     specs: list[AttentionSpec | LatentSpec | RowSpec | Alias] = [spec for kind in kinds if attends(kind)]
     if family.indexes is not None:
         indexed = replace(spec, index_dim=fields.integer("index_head_dim"))

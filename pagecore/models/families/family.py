@@ -77,6 +77,8 @@ class Family:
     indexes : callable, optional
         Returns, for latent attention with an indexer, True for each layer that stores index keys, from fields and the
         number of layers.
+    rotates : bool
+        False for latent attention without a rotary embedding, whose parameters in a file do not change the scores.
     count_layers : callable
         Returns the number of attention layers.
     states : States, optional
@@ -121,6 +123,7 @@ class Family:
     stores_latents: bool = False
     latents: Callable[[Fields, int, int, DType, str | None], list[LatentSpec | RowSpec | Alias]] | None = None
     indexes: Callable[[Fields, int], list[bool]] | None = None
+    rotates: bool = True
     count_layers: Callable[[Fields], int] = count_layers
     has_chunks: bool = False
     states: States | None = None

@@ -201,6 +201,7 @@ HYBRIDS: Mapping[str, Family] = {
         KIMI_LINEAR,
         aliases={"max_position_embeddings": "model_max_length"},
         stores_latents=True,
+        rotates=False,
         states=States(kinds.kinds_of_kimi, states.kimi_delta_rule, states.chunk_of_64),
     ),
     "nemotron_h": Family(

@@ -128,6 +128,15 @@ def test_the_scale_of_latents_has_the_square_of_mscale():
     assert specs_from_config(without)[0].scale == 192**-0.5
 
 
+@pytest.mark.parametrize("model_type", ["kimi_linear", "glm5_next_text"])
+def test_a_model_without_a_rotary_embedding_has_no_mscale(model_type):
+    rope = {"rope_type": "yarn", "factor": 40.0, "mscale_all_dim": 1.0}
+    config = {"model_type": model_type, "hidden_size": 2304, "num_hidden_layers": 8, "num_attention_heads": 64}
+    config |= {"num_key_value_heads": 64, "linear_num_heads": 64, "rope_parameters": rope}
+    scales = {spec.scale for spec in specs_from_config(config) if isinstance(spec, LatentSpec)}
+    assert scales == {{"kimi_linear": 192, "glm5_next_text": 256}[model_type] ** -0.5}
+
+
 def test_a_format_of_latents_is_that_of_their_rows():
     config = PUBLISHED["deepseek-v3"]
     sizes = {"nvfp4": 352, "nvfp4_ds_mla": 352, "fp8_ds_mla": 656, "float8_e4m3fn": 576, "auto": 1152, None: 1152}

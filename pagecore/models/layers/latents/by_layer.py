@@ -81,7 +81,7 @@ def latents_of_glm_5_next(
     """
     if fields.integer("qk_rope_head_dim", min=0):
         fields.refuse(f"{fields.describe('qk_rope_head_dim')}; it must be 0, the layers have no rotary part")
-    spec = latent_spec(fields, heads, dtype, format, rope_min=0)
+    spec = latent_spec(fields, heads, dtype, format, rope_min=0, rotates=False)
     indexed = replace(spec, index_dim=2 * fields.integer("index_head_dim"), index_format=None)
     kinds = kinds_of_glm_5_next(fields, num_layers)
     first = next((layer for layer, kind in enumerate(kinds) if attends(kind)), 0)

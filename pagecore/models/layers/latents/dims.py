@@ -16,12 +16,20 @@ __all__ = ["latent_spec"]
 
 
 def latent_spec(
-    fields: Fields, heads: int, dtype: DType, format: str | None, *, rope_min: int = 1, checks_heads: bool = True
+    fields: Fields,
+    heads: int,
+    dtype: DType,
+    format: str | None,
+    *,
+    rope_min: int = 1,
+    checks_heads: bool = True,
+    rotates: bool = True,
 ) -> LatentSpec:
     """Return the spec of every layer of a family with latent attention.
 
     `rope_min` is the least dim of the rotary part. A family that does not read `num_key_value_heads` in these layers
-    passes `checks_heads` False.
+    passes `checks_heads` False, and one that rotates no part of queries and keys passes `rotates` False: the parameters
+    of a rotary embedding do not change its scores.
 
     Raises
     ------
@@ -37,7 +45,7 @@ def latent_spec(
             "because latent attention computes a key and a value for every head"
         )
     rope_dim = fields.integer("qk_rope_head_dim", min=rope_min)
-    mscale = _mscale(fields)
+    mscale = _mscale(fields) if rotates else 1.0
     scale = (fields.integer("qk_nope_head_dim") + rope_dim) ** -0.5 * mscale * mscale
     if not math.isfinite(scale):
         fields.refuse(f"the rotary embedding multiplies the scores by {scale}; correct its mscale_all_dim and factor")
