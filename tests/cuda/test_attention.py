@@ -62,6 +62,17 @@ def test_every_group_of_query_heads(cuda, heads):
     check(cuda, make_case(shape, sinks=np.linspace(-2, 2, heads[0], dtype=np.float32)))
 
 
+@pytest.mark.parametrize("dtype", [BF16, {"query_dtype": "float32"}], ids=["matrix instructions", "general"])
+@pytest.mark.parametrize("sink", [np.inf, 3e38])
+def test_a_sink_beyond_all_scores_leaves_no_weight_to_keys(cuda, sink, dtype):
+    shape = replace(MIXED, seq_lens=(70, 40), query_lens=(9, 1), **dtype)
+    case = make_case(shape, sinks=np.where(np.arange(shape.heads[0]) == 1, np.float32(sink), np.float32(0)))
+    out, lse = DeviceCase(cuda, case).run()
+    assert (out[:, 1].astype(np.float32) == 0).all()
+    assert (lse[:, 1] == np.float32(sink)).all()
+    assert np.isfinite(out[:, 0].astype(np.float32)).all()
+
+
 @pytest.mark.slow
 def test_a_group_of_more_heads_than_a_tile_has_rows(cuda):
     """The heads form two chunks, the second one shorter, and the keys are split."""

@@ -145,6 +145,16 @@ def test_options(cuda, options, dtype):
     )
 
 
+@pytest.mark.parametrize(("dtype", "dims"), [("bfloat16", (256, 64)), ("float32", (48, 16))])
+def test_a_sink_beyond_all_scores_leaves_no_weight_to_rows(cuda, dtype, dims):
+    case = make_case((40, 1100), heads=3, dims=dims, dtype=dtype)
+    sinks = np.array([np.inf, 0.5, 3e38], np.float32)
+    out, lse = Arrays(cuda, case).run(sinks=cuda.put(sinks))
+    assert (out[:, ::2].astype(np.float32) == 0).all()
+    assert (lse[:, ::2] == sinks[::2]).all()
+    assert np.isfinite(out[:, 1].astype(np.float32)).all()
+
+
 def test_a_negative_scale(cuda):
     case = make_case((40,), heads=2, dims=(256, 64))
     out, _ = Arrays(cuda, case).run(scale=-0.07)

@@ -189,6 +189,15 @@ def test_a_sink_of_minus_infinity_has_no_effect():
     np.testing.assert_allclose(sunk[1], plain[1], rtol=1e-6)
 
 
+@together("sink", [np.inf, 3e38])
+def test_a_sink_beyond_all_scores_leaves_no_weight_to_keys(sink):
+    case = make_case(Shape(**LENS))
+    plain, sunk = (case.run(return_lse=True, sinks=[first, 0, -1, 2]) for first in (0, sink))
+    assert (sunk[0][:, 0] == 0).all()
+    assert (sunk[1][:, 0] == np.float32(sink)).all()
+    np.testing.assert_array_equal(sunk[0][:, 1:], plain[0][:, 1:])
+
+
 def test_a_query_with_a_sink_and_no_keys_has_the_sink_as_lse():
     case = make_case(Shape(seq_lens=(0, 4), query_lens=(2, 6)), sinks=SINKS)
     out, lse = case.run(return_lse=True)
