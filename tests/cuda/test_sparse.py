@@ -235,12 +235,12 @@ def test_long_rows_take_several_blocks_of_threads(cuda):
     assert_scores(cuda.get(got), sparse.score_blocks(query, *planes, table, [2 * pages - 1], block_size=2))
 
 
-def test_a_query_component_of_zero_contributes_zero_to_infinite_bounds(cuda):
+def test_bounds_of_infinities_and_of_queries_with_zeros_or_nan(cuda):
     low = np.array([[[-np.inf, 1]], [[np.inf, 2]], [[np.nan, 3]]], np.float32)
     high = np.array([[[np.inf, 1]], [[np.inf, 2]], [[np.nan, 3]]], np.float32)
-    query = np.array([[[0, 2]], [[-0.0, 3]], [[1, 1]], [[-1, 0]]], np.float32)
-    expected = [[2, 4, 6], [3, 6, 9], [np.inf, np.inf, -np.inf], [np.inf, -np.inf, -np.inf]]
-    arguments = (query, low, high, np.tile(np.arange(3), (4, 1)), np.full(4, 6))
+    query = np.array([[[0, 2]], [[-0.0, 3]], [[1, 1]], [[-1, 0]], [[0, np.nan]]], np.float32)
+    expected = [[2, 4, 6], [3, 6, 9], [np.inf, np.inf, -np.inf], [np.inf, -np.inf, -np.inf], [-np.inf] * 3]
+    arguments = (query, low, high, np.tile(np.arange(3), (5, 1)), np.full(5, 6))
     np.testing.assert_array_equal(ops.score_blocks(*arguments, block_size=2)[:, 0], expected)
     got = ops.score_blocks(*map(cuda.put, arguments), block_size=2)
     np.testing.assert_array_equal(cuda.get(got)[:, 0], expected)

@@ -59,7 +59,7 @@ void reduce_label(const ScoreArgs& args, int64_t query, int64_t head, int64_t gr
 
 // ---- scores
 
-// The bound of one query row. A component of 0 contributes 0, whatever the bounds are.
+// The bound of one query row. A component of 0 contributes 0, whatever the bounds are; one of NaN makes the bound NaN.
 template <Float K>
 [[gnu::noinline, gnu::cold]] float bound_of_row(const float* row, int64_t stride, const char* low, const char* high,
                                                 int64_t dim) {
@@ -68,7 +68,7 @@ template <Float K>
     const char* at = high + d * kSize<K>;
     const Vec most = n == kLanes ? load_as_float<K>(at) : load_tail<K>(at, n);
     const Vec positive = load(row + d), negative = load(row + stride + d);
-    added += positive > 0.0f ? positive * most : negative < 0.0f ? negative * least : Vec{};
+    added += positive > 0.0f ? positive * most : negative < 0.0f ? negative * least : negative;
   });
   return sum(added);
 }
