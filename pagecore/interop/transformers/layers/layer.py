@@ -29,18 +29,18 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.is_initialized = True
 
     @property
-    def keys(self) -> NoReturn:
+    def keys(self) -> Any:
         """Raise UnsupportedOption: the keys are in blocks. A Whisper copies them for some options of `generate`."""
         self._refuse_to_read("keys")
-
-    @property
-    def values(self) -> NoReturn:
-        """Raise UnsupportedOption, as `keys`."""
-        self._refuse_to_read("values")
 
     @keys.setter
     def keys(self, _: object) -> None:
         pass  # the base class sets None
+
+    @property
+    def values(self) -> Any:
+        """Raise UnsupportedOption, as `keys`."""
+        self._refuse_to_read("values")
 
     @values.setter
     def values(self, _: object) -> None:
