@@ -1,6 +1,8 @@
 // Slot-mapped write: rows of new tokens to cache slots, with dtype conversion or quantised.
 #pragma once
 
+#include <type_traits>
+
 #include "pagecore/ops/cpu/kernels/rows/convert_rows.hpp"
 #include "pagecore/ops/cpu/kernels/rows/move.hpp"
 #include "pagecore/ops/cpu/kernels/rows/quantize.hpp"
@@ -48,7 +50,11 @@ class SlotRuns {
     while (token < size && listed < kRunBatch) {
       const uint64_t slot = at(token);
       if (slot >= num_slots_ || !is_ours(slot)) {
-        ++token;
+        if (stride == sizeof(Id) && are_together(reinterpret_cast<const Id*>(data) + token, size - token, slot)) {
+          token += kSlotStretch;
+        } else {
+          ++token;
+        }
         continue;
       }
       const uint64_t block = is_power_ ? slot >> shift_ : slot / block_size_, offset = slot - block * block_size_;
@@ -62,6 +68,17 @@ class SlotRuns {
     }
     token_ = token;
     return listed;
+  }
+
+  // True if the next tokens, kSlotStretch of them, have slots in the stretch of `slot`, which is that of the first:
+  // they are skipped together if it is not ours.
+  template <typename Id>
+  PC_FORCE_INLINE static bool are_together(const Id* slots, int64_t left, uint64_t slot) {
+    using Bits = std::make_unsigned_t<Id>;
+    if (left < kSlotStretch) return false;
+    Bits differs = 0;
+    for (int64_t i = 0; i < kSlotStretch; ++i) differs |= static_cast<Bits>(slots[i]) ^ static_cast<Bits>(slot);
+    return __builtin_expect(differs < static_cast<Bits>(kSlotStretch), 1);
   }
 
   PC_FORCE_INLINE bool is_ours(uint64_t slot) const {
