@@ -48,6 +48,23 @@ def known_rows(count: int, dim: int, dtype: str, format: str) -> tuple[Any, Any,
 
 
 @pytest.mark.slow
+@together("format", ["fp4_block16", "mxfp8", "nvfp4"])
+@on_every_isa
+def test_every_bfloat16_up_to_the_largest_of_a_group(format):
+    """The scale is 1. Groups in the order of their numbers: some have normal codes and zeros, others small numbers."""
+    group, largest = (32, 0x43E0) if format == "mxfp8" else (16, 0x40C0)  # 448 or 6
+    is_first = np.arange(128) % group == 0
+    words = np.full((largest // 112, 128), largest, np.uint16)
+    words[:, ~is_first] = np.resize(np.arange(largest + 1), words[:, ~is_first].shape)
+    words[:, 5::11] = 0
+    words[:, ::2] |= 0x8000
+    x = words.view(ml_dtypes.bfloat16)
+    codes, scales = pagecore.quantize(x, format)
+    expected_codes, expected_scales = twin.quantize_row(x.astype(np.float32), format)
+    assert_bytes(codes, expected_codes)
+    assert_bytes(scales, expected_scales)
+
+
 @together("format", ALL)
 @together("dtype", DTYPES)
 @together("dim", [32, 128, 480])

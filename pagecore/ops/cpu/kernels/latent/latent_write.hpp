@@ -2,7 +2,7 @@
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/rows/convert_rows.hpp"
-#include "pagecore/ops/cpu/kernels/rows/quantize_groups.hpp"
+#include "pagecore/ops/cpu/kernels/rows/quantize_nvfp4.hpp"
 #include "pagecore/ops/cpu/latent_args.hpp"
 
 namespace pagecore::cpu::PC_ISA {
@@ -59,11 +59,10 @@ PC_FORCE_INLINE void write_nvfp4_latent(const char* latent, char* row) {
   constexpr int64_t kGroups = kPackedLatentDim / kNvfp4Tile;
   const auto scale_of = [](IntVec amax, IntVec& bytes, Vec& divisor) __attribute__((always_inline)) {
     const IntVec least = max((IntVec)((Vec)min(amax, splat_bits(kLargestBits)) / splat(6.0f)), bits_of(0x1p-9f));
-    bytes = e4m3_codes((Vec)select(amax <= kInfinityBits, least, amax));
-    divisor = number_of_e4m3(bytes);
+    bytes = e4m3_codes((Vec)select(amax <= kInfinityBits, least, amax), divisor);
   };
   char scales[kGroups];
-  constexpr NvQuotient kQuotient = From == Float::BF16 ? NvQuotient::OfPairs : NvQuotient::Corrected;
+  constexpr NvQuotient kQuotient = From == Float::BF16 ? NvQuotient::Words : NvQuotient::Corrected;
   quantize_nvfp4_by<From, kQuotient>({latent, row, scales, 0, 0, 0, 1, kPackedLatentDim, 1.0f}, scale_of);
   for (int64_t group = 0; group < kGroups; ++group) row[nvfp4_scale_at(group)] = scales[group];
 }

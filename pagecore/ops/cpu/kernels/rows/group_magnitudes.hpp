@@ -57,14 +57,15 @@ PC_FORCE_INLINE IntVec magnitudes_of_pairs(const char* source) {
   const auto words = [&](int i) __attribute__((always_inline)) {
     return (IntVec)load_as_float<Float::F32>(source + i * 4 * kLanes) & 0x7fff7fff;
   };
-  // Of 16 words of a quarter, then of 4, then of 2: those of vectors a, b, c, d are in the dwords of a quarter.
+  // Of 16 words of a quarter, then of 4, then of 2: those of vectors a, b, c, d are in the dwords of a quarter. A blend
+  // costs less than a shuffle.
   const auto fold = [&](IntVec a, IntVec b) __attribute__((always_inline)) {
-    return larger(__builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
-                  __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31));
+    return larger((IntVec)blend((Vec)a, (Vec)b, 0xcccc),
+                  (IntVec)_mm512_maskz_shuffle_ps(kAllLanes, (__m512)a, (__m512)b, 0b01'00'11'10));
   };
-  const IntVec ab = fold(words(0), words(1)), cd = fold(words(2), words(3));
-  IntVec v = larger(__builtin_shufflevector(ab, cd, 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30),
-                    __builtin_shufflevector(ab, cd, 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31));
+  const auto ab = (__m512)fold(words(0), words(1)), cd = (__m512)fold(words(2), words(3));
+  IntVec v = larger((IntVec)_mm512_maskz_shuffle_ps(kAllLanes, ab, cd, 0b10'00'10'00),
+                    (IntVec)_mm512_maskz_shuffle_ps(kAllLanes, ab, cd, 0b11'01'11'01));
   v = max((IntVec)((BitVec)v << 16), (IntVec)((BitVec)v & 0xffff0000));
   v = max(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
   if constexpr (kGroup == 16)

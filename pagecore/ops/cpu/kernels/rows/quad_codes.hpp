@@ -29,7 +29,7 @@ PC_FORCE_INLINE Bytes float8_quad(const char* source, Scaled&& scaled, uint8_t f
     }
     lanes[i] = Code::sums(magnitude);
   }
-  const Bytes codes = low_bytes<From, LaneRange::Any>(lanes) - Code::kOffset;
+  const Bytes codes = low_bytes<From, LaneRange::Sums>(lanes) - Code::kOffset;
   const Bytes signed_codes = add_signs(codes, quad_signs<From, true>(source) ^ flips);
   if constexpr (!kInside) {
     if (any_lane(most > kInfinityBits)) [[unlikely]] {
@@ -78,25 +78,27 @@ PC_FORCE_INLINE Bytes nibble_quad(const char* source, Vec factor, Vec shift) {
   return in_order<From>(kInside ? min(codes, Bytes{} + 15) : codes);
 }
 
-// The code of e2m1 of a count of quarters up to 24, halves up.
+// The code of e2m1 of a count of quarters, halves up.
 constexpr int e2m1_of_quarters(int i) {
   return (i >= 1) + (i >= 3) + (i >= 5) + (i >= 7) + (i >= 10) + (i >= 14) + (i >= 20);
 }
 
-PC_FORCE_INLINE Bytes e2m1_of_quarters(Bytes quarters) {
+// Entries kEntry(index) of indices below 25. The last seven are the same.
+template <int (*kEntry)(int)>
+PC_FORCE_INLINE Bytes e2m1_entries(Bytes index) {
 #if defined(__AVX512VBMI__)
-  static constexpr ByteTable64 kTable = table_64([](int i) { return e2m1_of_quarters(i); });
-  return (Bytes)_mm512_maskz_permutexvar_epi8(~__mmask64{0}, (__m512i)quarters, _mm512_load_si512(kTable.bytes));
+  static constexpr ByteTable64 kTable = table_64([](int i) { return kEntry(i); });
+  return (Bytes)_mm512_maskz_permutexvar_epi8(~__mmask64{0}, (__m512i)index, _mm512_load_si512(kTable.bytes));
 #else
   // An index from 128 on selects 0, on some machines any from 16 on does.
-  static constexpr uint8_t kLow[16] = {0, 1, 1, 2, 2, 3, 3, 4, 4, 4, 5, 5, 5, 5, 6, 6};
-  static constexpr uint8_t kHigh[16] = {6, 6, 6, 6, 7, 7, 7, 7, 7};
+  static constexpr NibbleTable kLow = table_16([](int i) { return kEntry(i); });
+  static constexpr NibbleTable kHigh = table_16([](int i) { return i < 9 ? kEntry(16 + i) : 0; });
 #if defined(__x86_64__)
-  const Bytes low = quarters + 0x70;
+  const Bytes low = index + 0x70;
 #else
-  const Bytes low = quarters;
+  const Bytes low = index;
 #endif
-  return look_up(repeat(kLow), low) | look_up(repeat(kHigh), quarters - 16);
+  return look_up(repeat(kLow.bytes), low) | look_up(repeat(kHigh.bytes), index - 16);
 #endif
 }
 
@@ -114,7 +116,7 @@ PC_FORCE_INLINE Bytes e2m1_quad_up(const char* source, Quarters&& quarters) {
   for (int i = 0; i < 4; ++i) {
     lanes[i] = __builtin_convertvector(min(quarters((Vec)magnitude_bits(quad[i]), i), splat(24.0f)), IntVec);
   }
-  const Bytes codes = e2m1_of_quarters(low_bytes<From, LaneRange::Unsigned>(lanes));
+  const Bytes codes = e2m1_entries<e2m1_of_quarters>(low_bytes<From, LaneRange::Unsigned>(lanes));
   return in_order<From>(codes | nibble_signs(quad_signs<From, false>(source)));
 }
 
@@ -128,57 +130,8 @@ PC_FORCE_INLINE Bytes e2m1_quad_even(const char* source, Scaled&& scaled) {
   for (int i = 0; i < 4; ++i) {
     lanes[i] = E2M1::sums((IntVec)min(scaled((Vec)magnitude_bits(quad[i]), i), splat(E2M1::kLargest)));
   }
-  const Bytes codes = low_bytes<From, LaneRange::Any>(lanes) - E2M1::kOffset;
+  const Bytes codes = low_bytes<From, LaneRange::Sums>(lanes) - E2M1::kOffset;
   return in_order<From>(codes | nibble_signs(quad_signs<From, true>(source)));
-}
-
-// The code of e2m1 of a number, to nearest even, by the sum of its quarters rounded down and up, which is odd between
-// two quarters. Sums are at most 48.
-constexpr int e2m1_of_sums(int i) {
-  return (i > 2) + (i >= 6) + (i > 10) + (i >= 14) + (i > 20) + (i >= 28) + (i > 40);
-}
-
-PC_FORCE_INLINE Bytes e2m1_of_sums(Bytes sums) {
-#if defined(__AVX512VBMI__)
-  static constexpr ByteTable64 kTable = table_64([](int i) { return e2m1_of_sums(i); });
-  return (Bytes)_mm512_maskz_permutexvar_epi8(~__mmask64{0}, (__m512i)sums, _mm512_load_si512(kTable.bytes));
-#else
-  // As in e2m1_of_quarters(). The code of 48 is that of 47.
-  static constexpr uint8_t kTables[3][16] = {{0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 2, 3, 3, 3, 4, 4},
-                                             {4, 4, 4, 4, 4, 5, 5, 5, 5, 5, 5, 5, 6, 6, 6, 6},
-                                             {6, 6, 6, 6, 6, 6, 6, 6, 6, 7, 7, 7, 7, 7, 7, 7}};
-  const Bytes index = min(sums, Bytes{} + 47);
-#if defined(__x86_64__)
-  // Only 0x70 .. 0x7f select entries: other indices get their top bit by the sum, or by saturation.
-  const Bytes low = index + 0x70, middle = add_saturating(index - 16, Bytes{} + 0x70);
-#else
-  const Bytes low = index, middle = index - 16;
-#endif
-  return look_up(repeat(kTables[0]), low) | look_up(repeat(kTables[1]), middle) |
-         look_up(repeat(kTables[2]), index - 32);
-#endif
-}
-
-// The same for bfloat16 times factors, whose products differ from ties of codes by 2^-10 or more unless they are ties:
-// they are rounded to multiples of 2^-13, which are the low words of lanes.
-template <typename FactorOf>
-PC_FORCE_INLINE Bytes e2m1_quad_of_pairs(const char* source, FactorOf&& factor_of) {
-  const Vec ones = splat(0x1.8p10f);  // their last bit is 2^-13
-  Vec quad[4];
-  IntVec lanes[4];
-  Words sums[2];
-  load_quad<Float::BF16>(source, quad);
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    lanes[i] = (IntVec)min(fma((Vec)magnitude_bits(quad[i]), factor_of(i), ones), ones + E2M1::kLargest);
-  }
-#pragma GCC unroll 2
-  for (int i = 0; i < 2; ++i) {
-    const Words numbers = join_words(lanes[2 * i], lanes[2 * i + 1]);
-    sums[i] = (numbers >> 11) + ((numbers + 2047) >> 11);
-  }
-  const Bytes codes = e2m1_of_sums(narrow_words(sums[0], sums[1]));
-  return in_order<Float::BF16>(codes | nibble_signs(quad_signs<Float::BF16, true>(source)));
 }
 
 }  // namespace

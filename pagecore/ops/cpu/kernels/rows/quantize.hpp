@@ -2,6 +2,7 @@
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/rows/quantize_groups.hpp"
+#include "pagecore/ops/cpu/kernels/rows/quantize_nvfp4.hpp"
 #include "pagecore/ops/cpu/kernels/rows/quantize_rows.hpp"
 
 namespace pagecore::cpu::PC_ISA {

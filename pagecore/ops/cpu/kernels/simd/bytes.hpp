@@ -26,6 +26,58 @@ PC_FORCE_INLINE Words max(Words a, Words b) {
 #endif
 }
 
+PC_FORCE_INLINE Bytes min(Bytes a, Bytes b) {
+#if defined(__AVX512BW__)
+  return (Bytes)_mm512_maskz_min_epu8(~__mmask64{0}, (__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  return (Bytes)_mm256_min_epu8((__m256i)a, (__m256i)b);
+#elif defined(__x86_64__)
+  return (Bytes)_mm_min_epu8((__m128i)a, (__m128i)b);
+#else
+  return a < b ? a : b;
+#endif
+}
+
+// a - b, or 0 if b is larger.
+PC_FORCE_INLINE Words subtract_saturating(Words a, Words b) {
+#if defined(__AVX512BW__)
+  return (Words)_mm512_maskz_subs_epu16(~__mmask32{0}, (__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  return (Words)_mm256_subs_epu16((__m256i)a, (__m256i)b);
+#elif defined(__x86_64__)
+  return (Words)_mm_subs_epu16((__m128i)a, (__m128i)b);
+#else
+  return (Words)vqsubq_u16((uint16x8_t)a, (uint16x8_t)b);
+#endif
+}
+
+// True if a word is not 0.
+PC_FORCE_INLINE bool any_word(Words words) {
+#if defined(__AVX512BW__)
+  return _mm512_test_epi32_mask((__m512i)words, (__m512i)words) != 0;
+#elif defined(__AVX2__)
+  return _mm256_testz_si256((__m256i)words, (__m256i)words) == 0;
+#elif defined(__SSE4_1__)
+  return _mm_testz_si128((__m128i)words, (__m128i)words) == 0;
+#else
+  uint16_t any = 0;
+  for (int i = 0; i < kWordLanes; ++i) any |= words[i];
+  return any != 0;
+#endif
+}
+
+PC_FORCE_INLINE Words max_signed(Words a, Words b) {
+#if defined(__AVX512BW__)
+  return (Words)_mm512_maskz_max_epi16(~__mmask32{0}, (__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  return (Words)_mm256_max_epi16((__m256i)a, (__m256i)b);
+#elif defined(__x86_64__)
+  return (Words)_mm_max_epi16((__m128i)a, (__m128i)b);
+#else
+  return (Words)vmaxq_s16((int16x8_t)a, (int16x8_t)b);
+#endif
+}
+
 // Loads the first `count` bytes at p, followed by zeros.
 PC_FORCE_INLINE Bytes load_bytes(const char* p, int64_t count) {
   if (count >= kByteLanes) return *reinterpret_cast<const LooseBytes*>(p);
@@ -62,6 +114,18 @@ PC_FORCE_INLINE Bytes look_up(Bytes table, Bytes index) {
 #else
   return (Bytes)vqtbl1q_u8((uint8x16_t)table, (uint8x16_t)index);
 #endif
+}
+
+// A table for look_up().
+struct NibbleTable {
+  uint8_t bytes[16];
+};
+
+template <typename EntryOf>
+constexpr NibbleTable table_16(EntryOf&& entry) {
+  NibbleTable table{};
+  for (int i = 0; i < 16; ++i) table.bytes[i] = static_cast<uint8_t>(entry(i));
+  return table;
 }
 
 #if defined(__AVX512VBMI__)

@@ -110,25 +110,52 @@ PC_FORCE_INLINE T max_of_lanes(T v) {
 
 // ---- codes of numbers
 
-// Magnitudes of numbers to those of floats with kMantissa bits and an exponent bias. The low bytes of sums() are codes
-// plus kOffset.
+// The low word of each lane times 256, plus the high word, not negative, times kHigh.
+template <int kHigh>
+PC_FORCE_INLINE IntVec add_words(IntVec v) {
+#if defined(__AVX512BW__)
+  return (IntVec)_mm512_maskz_madd_epi16(kAllLanes, (__m512i)v, (__m512i)splat_bits(kHigh << 16 | 256));
+#elif defined(__AVX2__)
+  return (IntVec)_mm256_madd_epi16((__m256i)v, (__m256i)splat_bits(kHigh << 16 | 256));
+#elif defined(__x86_64__)
+  return (IntVec)_mm_madd_epi16((__m128i)v, (__m128i)splat_bits(kHigh << 16 | 256));
+#else
+  return (v & 0xffff) * 256 + (v >> 16) * kHigh;
+#endif
+}
+
+// Magnitudes of numbers to those of floats with kMantissa bits and an exponent bias. Byte kSumByte of sums() is the
+// code plus kOffset.
 //
 // A power of two is added whose last bit is that of the code, so that the sum is rounded to nearest even:
 //
 //   sum = 2^(e + 23 - kMantissa) + |v|    bits of the sum = its exponent | 0 ... 0 | leading 1 and mantissa of the code
+//                                                           high word (7 zeros) | low word
 //
 // e is the exponent of v, or that of the least normal number. The leading 1 counts as 1 in the exponent of the code.
+constexpr int kSumByte = 1;
+
 template <int kMantissa, int kBias>
 struct SmallFloat {
   static constexpr int32_t kLeastExponent = 127 - kBias + 1;
-  static constexpr auto kOffset = static_cast<uint8_t>(kLeastExponent << kMantissa);
+  static constexpr auto kOffset = static_cast<uint8_t>((kLeastExponent + 23 - kMantissa) << kMantissa);
 
-  PC_FORCE_INLINE static IntVec sums(IntVec magnitude) {
-    const IntVec exponent = max(magnitude & kInfinityBits, splat_bits(kLeastExponent << 23));
-    const auto sum = (IntVec)((Vec)magnitude + (Vec)(exponent + ((23 - kMantissa) << 23)));
-    return sum + (exponent >> (23 - kMantissa));
+  static constexpr auto kToAdded = static_cast<float>(1 << (23 - kMantissa));
+
+  // 2^e
+  PC_FORCE_INLINE static Vec power_of(IntVec magnitude) {
+    return (Vec)max(magnitude & kInfinityBits, splat_bits(kLeastExponent << 23));
   }
-  PC_FORCE_INLINE static IntVec codes(IntVec magnitude) { return (sums(magnitude) - kOffset) & 0xff; }
+  PC_FORCE_INLINE static IntVec sums(IntVec magnitude) {
+    return add_words<2 << kMantissa>((IntVec)fma(power_of(magnitude), splat(kToAdded), (Vec)magnitude));
+  }
+  // Their codes; and the numbers of these.
+  PC_FORCE_INLINE static IntVec codes(IntVec magnitude, Vec& numbers) {
+    const Vec power = power_of(magnitude), sum = fma(power, splat(kToAdded), (Vec)magnitude);
+    numbers = fma(power, splat(-kToAdded), sum);
+    return ((add_words<2 << kMantissa>((IntVec)sum) >> 8 * kSumByte) - kOffset) & 0xff;
+  }
+  PC_FORCE_INLINE static IntVec codes(IntVec magnitude) { return ((sums(magnitude) >> 8 * kSumByte) - kOffset) & 0xff; }
 };
 
 struct E4M3 : SmallFloat<3, 7> {
@@ -141,11 +168,17 @@ struct E2M1 : SmallFloat<1, 1> {
   static constexpr float kLargest = 6.0f;
 };
 
-// e4m3: saturating, nearest even. NaN is 0x7f.
+// e4m3: saturating, nearest even. NaN is 0x7f. `numbers` become the numbers of the codes.
+PC_FORCE_INLINE IntVec e4m3_codes(Vec v, Vec& numbers) {
+  const IntVec magnitude = (IntVec)v & kMagnitudeBits, sign = (IntVec)v & ~kMagnitudeBits;
+  const IntVec nan = magnitude > kInfinityBits;
+  const IntVec code = E4M3::codes(min(magnitude, bits_of(E4M3::kLargest)), numbers) | ((sign >> 24) & 0x80);
+  numbers = (Vec)(nan ? (IntVec)v : (IntVec)numbers | sign);
+  return nan ? splat_bits(0x7f) : code;
+}
 PC_FORCE_INLINE IntVec e4m3_codes(Vec v) {
-  const IntVec bits = (IntVec)v, magnitude = bits & kMagnitudeBits;
-  const IntVec code = E4M3::codes(min(magnitude, bits_of(E4M3::kLargest))) | ((bits >> 24) & 0x80);
-  return magnitude > kInfinityBits ? splat_bits(0x7f) : code;
+  Vec numbers;
+  return e4m3_codes(v, numbers);
 }
 
 // Saturating, nearest even, with the sign of another number; the codes of NaN mean nothing.

@@ -46,10 +46,21 @@ PC_FORCE_INLINE Vec quad_factor(const float* factors, int i) {
   return splat(*first);
 }
 
+// The same for bfloat16 and numbers of 16 bits, which are twice in each entry: for the words of half a quad.
+template <int kGroup>
+PC_FORCE_INLINE Words half_quad_words(const float* pairs, int half) {
+  const float* first = pairs + half * kWordLanes / kGroup;
+#if defined(__AVX512F__)
+  if constexpr (kWordLanes > kGroup) return (Words)blend(splat(first[0]), splat(first[1]), 0xff00);
+#endif
+  return (Words)splat(*first);
+}
+
 // ---- packing
 
-// Lanes whose low bytes are packed: those of bytes, of signed bytes, or with other bits, which are cut off.
-enum class LaneRange { Unsigned, Signed, Any };
+// Lanes whose bytes are packed: the low byte of lanes of bytes or of signed bytes, or byte kSumByte of lanes below
+// 2^24.
+enum class LaneRange { Unsigned, Signed, Sums };
 
 #if defined(__AVX512BW__)
 PC_FORCE_INLINE Words pack_dwords(IntVec a, IntVec b) {
@@ -96,9 +107,9 @@ PC_FORCE_INLINE Words join_words(IntVec even, IntVec odd) { return (Words)((even
 
 template <Float From, LaneRange kRange>
 PC_FORCE_INLINE Words low_words(IntVec a, IntVec b) {
-  constexpr bool kCuts = kRange == LaneRange::Any;
-  if constexpr (From == Float::BF16) return kCuts ? join_words(a, b) & 0xff : join_words(a, b);
-  return kCuts ? pack_dwords(a & 0xff, b & 0xff) : pack_dwords(a, b);
+  constexpr bool kCuts = kRange == LaneRange::Sums;
+  if constexpr (From == Float::BF16) return kCuts ? join_words(a, b) >> 8 * kSumByte : join_words(a, b);
+  return kCuts ? pack_dwords(a >> 8 * kSumByte, b >> 8 * kSumByte) & 0xff : pack_dwords(a, b);
 }
 
 #if defined(__AVX512VBMI__)
@@ -123,7 +134,7 @@ PC_FORCE_INLINE Bytes bytes_of_lanes(const IntVec (&lanes)[4]) {
 
 template <Float From, LaneRange kRange>
 PC_FORCE_INLINE Bytes low_bytes(const IntVec (&lanes)[4]) {
-  return bytes_of_lanes<From, 0>(lanes);
+  return bytes_of_lanes<From, kRange == LaneRange::Sums ? kSumByte : 0>(lanes);
 }
 
 template <Float From>
@@ -131,7 +142,7 @@ PC_FORCE_INLINE Bytes in_order(Bytes bytes) {
   return bytes;
 }
 #else
-// The low bytes of the lanes of a quad.
+// The low bytes of the lanes of a quad, or those of sums.
 template <Float From, LaneRange kRange>
 PC_FORCE_INLINE Bytes low_bytes(const IntVec (&lanes)[4]) {
   const Words a = low_words<From, kRange>(lanes[0], lanes[1]), b = low_words<From, kRange>(lanes[2], lanes[3]);
@@ -195,44 +206,6 @@ PC_FORCE_INLINE Bytes quad_signs(const char* source) {
     return pack_signed(pack_dwords(bits[0], bits[1]), pack_dwords(bits[2], bits[3]));
 #endif
   }
-}
-
-// ---- arithmetic on bytes and words
-
-PC_FORCE_INLINE Bytes min(Bytes a, Bytes b) {
-#if defined(__AVX512BW__)
-  return (Bytes)_mm512_maskz_min_epu8(~__mmask64{0}, (__m512i)a, (__m512i)b);
-#elif defined(__AVX2__)
-  return (Bytes)_mm256_min_epu8((__m256i)a, (__m256i)b);
-#elif defined(__x86_64__)
-  return (Bytes)_mm_min_epu8((__m128i)a, (__m128i)b);
-#else
-  return a < b ? a : b;
-#endif
-}
-
-#if defined(__x86_64__) && !defined(__AVX512VBMI__)
-PC_FORCE_INLINE Bytes add_saturating(Bytes a, Bytes b) {
-#if defined(__AVX512BW__)
-  return (Bytes)_mm512_maskz_adds_epu8(~__mmask64{0}, (__m512i)a, (__m512i)b);
-#elif defined(__AVX2__)
-  return (Bytes)_mm256_adds_epu8((__m256i)a, (__m256i)b);
-#else
-  return (Bytes)_mm_adds_epu8((__m128i)a, (__m128i)b);
-#endif
-}
-#endif
-
-PC_FORCE_INLINE Words max_signed(Words a, Words b) {
-#if defined(__AVX512BW__)
-  return (Words)_mm512_maskz_max_epi16(~__mmask32{0}, (__m512i)a, (__m512i)b);
-#elif defined(__AVX2__)
-  return (Words)_mm256_max_epi16((__m256i)a, (__m256i)b);
-#elif defined(__x86_64__)
-  return (Words)_mm_max_epi16((__m128i)a, (__m128i)b);
-#else
-  return (Words)vmaxq_s16((int16x8_t)a, (int16x8_t)b);
-#endif
 }
 
 // ---- rows
