@@ -126,7 +126,7 @@ def test_options_for_which_a_whisper_copies_its_cache_are_refused(option):
     expected = generate(model, own_cache(), inputs)
     model.set_attn_implementation("pagecore")
     cache = PagedEncoderDecoderCache(model, num_blocks=200, block_size=4)
-    with pytest.raises(UnsupportedOption, match="a tensor of its keys, which are in blocks; a Whisper copies them for"):
+    with pytest.raises(UnsupportedOption, match="a tensor of its keys, which are in blocks; use transformers'"):
         model.generate(**inputs, past_key_values=cache, do_sample=False, max_new_tokens=3, **option)
     assert generate(model, cache, inputs) == expected
 

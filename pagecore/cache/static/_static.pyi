@@ -15,7 +15,7 @@ class StaticRoom:
         values: Tensor,
         key_scales: Tensor | None = None,
         value_scales: Tensor | None = None,
-        factors: list[dict[str, Any]] | None = None,
+        write_options: list[dict[str, Any]] | None = None,
         key_codes_per_byte: int = 1,
         value_codes_per_byte: int = 1,
     ) -> None: ...

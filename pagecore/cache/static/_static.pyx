@@ -47,18 +47,18 @@ cdef class StaticRoom:
     cdef readonly list lengths
     cdef readonly list written
     cdef Tensor slots  # 0, 1, 2 ...; grows on the host, and has the largest needed size on a device
-    cdef list factors  # of each layer: factors and format, as arguments of write_kv; None without a format
+    cdef list write_options  # of each layer: factors and format, as arguments of write_kv; None without a format
     cdef int64_t key_codes_per_byte
     cdef int64_t value_codes_per_byte
 
     def __init__(
             self, Tensor keys not None, Tensor values not None, Tensor key_scales=None, Tensor value_scales=None,
-            list factors=None, int64_t key_codes_per_byte=1, int64_t value_codes_per_byte=1):
+            list write_options=None, int64_t key_codes_per_byte=1, int64_t value_codes_per_byte=1):
         self.keys = keys
         self.values = values
         self.key_scales = key_scales
         self.value_scales = value_scales
-        self.factors = factors
+        self.write_options = write_options
         self.key_codes_per_byte = key_codes_per_byte
         self.value_codes_per_byte = value_codes_per_byte
         self.lengths = [0] * keys.shape[0]
@@ -182,7 +182,7 @@ cdef class StaticRoom:
         """
         cdef int64_t batch = key.shape_[BATCH], count = key.shape_[TOKENS], i
         cdef bint tokens_next = count == 1 or abs(key.strides_[TOKENS]) >= abs(key.strides_[HEADS])
-        tokens_next = tokens_next or self.factors is not None  # a factor can differ from head to head
+        tokens_next = tokens_next or self.write_options is not None  # a factor can differ from head to head
         cdef int axis = TOKENS if tokens_next else HEADS
         if is_merged(key, axis) and is_merged(value, axis):
             return self.run(
@@ -201,9 +201,9 @@ cdef class StaticRoom:
         cdef int64_t end = begin + count
         cdef Tensor keys = self.part(self.keys, index, first, batch, begin, end, tokens_next)
         cdef Tensor values = self.part(self.values, index, first, batch, begin, end, tokens_next)
-        if self.factors is None and stream is None:
+        if self.write_options is None and stream is None:
             return run_write(key, value, plain_cache(keys), plain_cache(values), slots, None, None, False)
-        scales = {} if self.factors is None else dict(self.factors[index])
+        scales = {} if self.write_options is None else dict(self.write_options[index])
         if self.key_scales is not None:
             scales["key_scale"] = self.part(self.key_scales, index, first, batch, begin, end, tokens_next)
         if self.value_scales is not None:

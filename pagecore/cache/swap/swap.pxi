@@ -274,7 +274,7 @@ cdef class SwapIn:
 
 
 cdef void keep_private(Sequence sequence) noexcept:
-    """Let a sequence publish nothing more if its encoder output has no name: a space may have rounded it."""
+    """Mark a sequence as private if its encoder output has no key: a swap space may have rounded it."""
     if sequence.cross is not None and sequence.cross.key is None:
         sequence.hold.is_private = True
         sequence.hold.published = INT32_MAX

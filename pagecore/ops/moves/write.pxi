@@ -80,8 +80,8 @@ def write_kv(
     key_global_scale, value_global_scale : float
         Given factor of an "nvfp4" cache, for the layer.
     format : str, optional
-        The format that both caches must have. "nvfp4_4over6", for one cache of "nvfp4" or two, computes its scales so
-        that the largest number of a group becomes 6 or 4, whichever has the smaller squared error.
+        The format that both caches must have; or "nvfp4_4over6", if one of them or both are "nvfp4", which computes
+        their scales so that the largest number of a group becomes 6 or 4, whichever has the smaller squared error.
     key_min, key_max : array, [num_blocks, Hkv, D], optional
         Element-wise bounds of the keys of each block, for `score_blocks`. They are extended by the new keys in their
         order, rounded to their dtype. A key in the first slot of a block resets the bounds of the block, so blocks

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Listed
 from dataclasses import replace
 from typing import Any
 
+from pagecore.arrays.dtypes.formats import FOUR_OVER_SIX
 from pagecore.cache.memory.sealer import sealed_groups
 from pagecore.cache.parts import CacheParts
 from pagecore.errors import DeviceError
@@ -16,8 +17,7 @@ from pagecore.storage.specs.attended import attended_keys
 from pagecore.storage.specs.attention_spec import sealing_of
 from pagecore.tiers.handover.manifest import QUANTISED, Geometry, GroupShape, PlaneShape
 
-# Fields of a spec that stored bytes depend on in addition to the planes. Layers of a group may differ in the second.
-FORMATS = ("format", "value_format")
+# Fields of a spec by layer that stored bytes depend on, in addition to the planes and formats of its group.
 BY_LAYER = ("key_scale", "value_scale", "label_channels")
 FIRST_LAYER_MAX = 1 << 20
 
@@ -44,7 +44,7 @@ def describe(parts: CacheParts, first_layer: int | None = None) -> Geometry:
     for number, group in enumerate(parts.groups):
         keys = attended_keys(group.spec)
         limits = [keys.window, keys.chunk, keys.lookahead, keys.sink_tokens]
-        options: dict[str, Any] = {name: getattr(group.spec, name, None) for name in FORMATS}
+        options: dict[str, Any] = _formats(group.spec)
         specs = _specs_of(parts, number)
         options |= {name: [_plain(getattr(spec, name, None)) for spec in specs] for name in BY_LAYER}
         if number in sealings:
@@ -66,6 +66,14 @@ def _specs_of(parts: CacheParts, group: int) -> list[Spec]:
     """Return the specs of the layers of a group, in their order in its pool."""
     placed = {layer.index: layer.spec for layer in reversed(parts.layers) if group in (layer.group, layer.sealed_group)}
     return [spec for _, spec in sorted(placed.items())]
+
+
+def _formats(spec: Spec) -> dict[str, Any]:
+    """Return the formats in which the layers of a group store keys and values, whatever chose their scales."""
+    key = getattr(spec, "format", None)
+    value = getattr(spec, "value_format", None)
+    stored = {"format": key, "value_format": key if value is None else value}
+    return {name: "nvfp4" if each == FOUR_OVER_SIX else each for name, each in stored.items()}
 
 
 def _rules(spec: Spec) -> dict[str, int | str]:

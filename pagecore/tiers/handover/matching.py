@@ -221,12 +221,16 @@ def _check_planes(
     inner = [
         [(p.name, p.shape[1:] if len(p.shape) == 2 else p.shape, p.dtype, p.per) for p in each] for each in (own, other)
     ]
-    formats = [each.get("format") for each in (options, theirs)]
+    formats = [[each.get(name) for name in ("format", "value_format")] for each in (options, theirs)]
     if inner[0] != inner[1] or formats[0] != formats[1]:
         raise UnsupportedOption(
-            f"{who} has planes {_listed(other)} of format {formats[1]} at the exporter and {_listed(own)} of format "
-            f"{formats[0]} here; use the same specs on both sides"
+            f"{who} has planes {_listed(other)} of {_of_formats(*formats[1])} at the exporter and {_listed(own)} of "
+            f"{_of_formats(*formats[0])} here; use the same specs on both sides"
         )
+
+
+def _of_formats(key: object, value: object) -> str:
+    return f"format {key}" if key == value else f"formats {key} and {value}"
 
 
 def _names(planes: list[PlaneShape]) -> list[str]:

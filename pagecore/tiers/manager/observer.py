@@ -78,7 +78,7 @@ class CacheObserver:
         self._num_found += found
         self._touch(sequence, found)  # or what is written after it could evict it
         if self.write == "second_hit":
-            self._hits.note(sequence.tokens, options_of(sequence))
+            self._hits.note(sequence)
 
     def removing(self, sequence: Sequence) -> None:
         """Back up what a sequence leaves to the prefix cache."""

@@ -28,12 +28,14 @@ class SecondHits:
         self._block_size = block_size
         self._limits: dict[Sequence, tuple[int, int]] = {}
 
-    def note(self, ids: NDArray[np.int32], options: RetentionOptions) -> None:
-        """Note the prompt of a sequence. One that is removed before its first step, and added again, is noted once."""
+    def note(self, sequence: Sequence) -> None:
+        """Note the prompt of a sequence, in its first step."""
+        ids, options = sequence.tokens, options_of(sequence)
         known = self._once.match(ids, options)
         if known:
             self._again.add(ids[:known], options)
         self._once.add(ids, options)
+        self._limits.pop(sequence, None)
 
     def limit(self, sequence: Sequence) -> int:
         """Return the computed tokens of a sequence that were asked for more than once."""

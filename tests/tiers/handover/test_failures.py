@@ -170,6 +170,27 @@ def test_given_scales_and_labels_must_be_equal_in_every_layer(sockets, theirs, m
     assert import_sequence(make(theirs), manifest, transport=importer).num_computed_tokens == 9
 
 
+def quantised(*formats):
+    return [AttentionSpec(2, 32, format="float8_e4m3fn", value_format=each) for each in formats]
+
+
+def test_formats_of_values_must_be_equal(sockets):
+    exporter, importer = sockets
+    sender = make(quantised("nvfp4", "nvfp4_4over6"))
+    manifest = export_sequence(sender, computed(sender, TOKENS[:9]), transport=exporter)
+    text = "of formats float8_e4m3fn and nvfp4 at the exporter and .* of formats float8_e4m3fn and fp4_block16 here"
+    with pytest.raises(UnsupportedOption, match=text):
+        import_sequence(make(quantised("fp4_block16", "fp4_block16")), manifest, transport=importer)
+
+
+def test_nvfp4_may_have_been_written_with_other_scales(sockets):
+    exporter, importer = sockets
+    specs = [AttentionSpec(2, 32, format=each) for each in ("nvfp4", "nvfp4_4over6")]
+    sender, receiver = make(specs), make(specs[::-1])
+    manifest = export_sequence(sender, computed(sender, TOKENS[:9]), transport=exporter)
+    assert import_sequence(receiver, manifest, transport=importer).num_computed_tokens == 9
+
+
 def test_models_namespaces_spans_and_transports_must_match(sockets):
     exporter, importer = sockets
     sender, receiver = make(), make()

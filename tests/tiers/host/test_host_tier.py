@@ -288,6 +288,18 @@ def test_a_prompt_that_waits_for_room_is_no_second_hit():
     tiers.close()
 
 
+def test_a_preempted_sequence_that_is_computed_again_is_a_second_hit():
+    cache = cached(40)
+    with Tiers(cache, HostTier(cache, num_blocks=40), write="second_hit", min_tokens=1) as tiers:
+        sequence = cache.add_sequence(range(20))
+        cache.commit(cache.prepare([sequence], 20))
+        assert tiers.host.match(range(30)) == 0
+        cache.truncate(sequence, 0)
+        cache.append_tokens(sequence, range(20))
+        cache.commit(cache.prepare([sequence], 20))
+        assert tiers.host.match(range(30)) == 20
+
+
 def test_the_hits_of_a_sequence_count_once():
     cache = cached(40)
     with Tiers(cache, HostTier(cache, num_blocks=40), min_tokens=1) as tiers:

@@ -34,8 +34,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._refuse_to_read("keys")
 
     @keys.setter
-    def keys(self, _: object) -> None:
-        pass  # the base class sets None
+    def keys(self, given: object) -> None:
+        self._refuse_to_set("keys", given)
 
     @property
     def values(self) -> Any:
@@ -43,15 +43,22 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._refuse_to_read("values")
 
     @values.setter
-    def values(self, _: object) -> None:
-        pass
+    def values(self, given: object) -> None:
+        self._refuse_to_set("values", given)
 
     def _refuse_to_read(self, name: str) -> NoReturn:
         raise UnsupportedOption(
-            f"layer {self._index} of a paged cache was asked for a tensor of its {name}, which are in blocks; a "
-            "Whisper copies them for return_dict_in_generate, logprob_threshold and token timestamps of a short input: "
-            "leave these options out, or use transformers' own cache"
+            f"layer {self._index} of a paged cache was asked for a tensor of its {name}, which are in blocks; use "
+            "transformers' own cache where they are needed, and leave out return_dict_in_generate, logprob_threshold "
+            "and token timestamps of a Whisper, which copies them for short inputs"
         )
+
+    def _refuse_to_set(self, name: str, given: object) -> None:
+        if given is not None:  # the base class sets None
+            raise UnsupportedOption(
+                f"layer {self._index} of a paged cache was given a tensor of {name}, but its {name} are in blocks; "
+                "write them with update(), or use transformers' own cache"
+            )
 
     def lazy_initialization(self, *_: Any) -> None:
         """Do nothing: blocks are allocated when the cache is made."""
