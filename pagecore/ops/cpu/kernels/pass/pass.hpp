@@ -8,8 +8,8 @@
 namespace pagecore::cpu::PC_ISA {
 namespace {
 
-// The ways to scores. Codes are those of quantised keys.
-enum class Scores : uint8_t {
+// Ways of computing the scores of a tile. Codes are those of quantised keys.
+enum class ScorePath : uint8_t {
   Rows,         // of keys read in place
   PairRows,     // the same, as pairs of bfloat16
   AmxRows,      // the same, with AMX
@@ -21,7 +21,7 @@ enum class Scores : uint8_t {
   AmxDigits,    // of the codes and digits of queries, with AMX
 };
 
-inline bool scores_codes(Scores scores) { return scores >= Scores::PackedCodes; }
+inline bool reads_codes(ScorePath path) { return path >= ScorePath::PackedCodes; }
 
 // The state that the steps of a pass share.
 struct Pass {
@@ -113,7 +113,7 @@ struct Pass {
   CacheRows keys;
   CacheRows values;
   Visibility visible;
-  Scores scores = Scores::Rows;  // known once the queries are loaded
+  ScorePath score_path = ScorePath::Rows;  // known once the queries are loaded
   Scratch scratch;
   AmxTiles* tiles = nullptr;
 };

@@ -55,14 +55,14 @@ PC_FORCE_INLINE void pack_rows([[maybe_unused]] Pass& pass, [[maybe_unused]] int
 #endif
 }
 
-// The way to the scores; `ordered` if the queries of all heads are, for products with codes.
-inline Scores scores_of(const Pass& pass, bool ordered) {
+// The way of computing scores; `ordered` if the queries of all heads are, for products with codes.
+inline ScorePath score_path_of(const Pass& pass, bool ordered) {
   const PassChoices& choices = pass.choices;
-  if (ordered) return choices.key_products != CodeProducts::None ? Scores::Codes : Scores::AmxDigits;
-  if (pass.keys.packs()) return choices.by_amx ? Scores::AmxCodes : Scores::PackedCodes;
-  if (choices.by_amx) return Scores::AmxRows;
-  if (choices.packed) return choices.pairs ? Scores::PackedPairs : Scores::Packed;
-  return choices.pairs ? Scores::PairRows : Scores::Rows;
+  if (ordered) return choices.key_products != CodeProducts::None ? ScorePath::Codes : ScorePath::AmxDigits;
+  if (pass.keys.packs()) return choices.by_amx ? ScorePath::AmxCodes : ScorePath::PackedCodes;
+  if (choices.by_amx) return ScorePath::AmxRows;
+  if (choices.packed) return choices.pairs ? ScorePath::PackedPairs : ScorePath::Packed;
+  return choices.pairs ? ScorePath::PairRows : ScorePath::Rows;
 }
 
 inline void load_queries(Pass& pass) {
@@ -71,8 +71,8 @@ inline void load_queries(Pass& pass) {
     load_rows(pass, head);
     ordered = ordered && order_rows(pass, head);
   }
-  pass.scores = scores_of(pass, ordered);
-  if (pass.scores != Scores::AmxRows && pass.scores != Scores::AmxCodes) return;
+  pass.score_path = score_path_of(pass, ordered);
+  if (pass.score_path != ScorePath::AmxRows && pass.score_path != ScorePath::AmxCodes) return;
   for (int64_t head = 0; head < pass.head_count; ++head) pack_rows(pass, head);
 }
 

@@ -15,8 +15,8 @@ struct TokenFactors {
 };
 
 // Softmax of one row, with all that may modify its scores.
-PC_FORCE_INLINE void softmax_row(Pass& pass, const Tile& tile, int64_t head, int64_t row, const TokenFactors& factors,
-                                 BackgroundPrefetch& background) {
+PC_FORCE_INLINE void softmax_head_row(Pass& pass, const Tile& tile, int64_t head, int64_t row,
+                                      const TokenFactors& factors, BackgroundPrefetch& background) {
   const AttentionArgs& args = pass.args;
   const Scratch& scratch = pass.scratch;
   Visibility& visible = pass.visible;
@@ -62,7 +62,7 @@ inline void softmax(Pass& pass, const Tile& tile, int64_t head) {
                    {scratch.max + at, scratch.sum + at, scratch.factor + at}, background);
     }
   }
-  for (; row < rows.last; ++row) softmax_row(pass, tile, head, row, factors, background);
+  for (; row < rows.last; ++row) softmax_head_row(pass, tile, head, row, factors, background);
 }
 
 }  // namespace

@@ -18,21 +18,23 @@ PC_FORCE_INLINE Bytes add_signs(Bytes codes, Bytes signs) { return codes | (sign
 template <typename Code, Float From, bool kInside, typename Scaled>
 PC_FORCE_INLINE Bytes float8_quad(const char* source, Scaled&& scaled, uint8_t flips = 0) {
   Vec quad[4];
-  IntVec lanes[4], most{};
+  IntVec lanes[4];
+  BitVec most{};
   load_quad<From>(source, quad);
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
-    IntVec magnitude = (IntVec)scaled((Vec)magnitude_bits(quad[i]), i) & (flips == 0 ? -1 : kMagnitudeBits);
-    if constexpr (!kInside) {
-      most = max(most, magnitude);
-      magnitude = min(magnitude, bits_of(Code::kLargest));
+    auto magnitude = (BitVec)scaled((Vec)magnitude_bits(quad[i]), i) & (flips == 0 ? ~0u : uint32_t{kMagnitudeBits});
+    if constexpr (!kInside) {  // a NaN of a division may have a sign: as unsigned it is large, too
+      const auto largest = (BitVec)bits_of(Code::kLargest);
+      most = magnitude > most ? magnitude : most;
+      magnitude = magnitude < largest ? magnitude : largest;
     }
-    lanes[i] = Code::sums(magnitude);
+    lanes[i] = Code::sums((IntVec)magnitude);
   }
   const Bytes codes = low_bytes<From, LaneRange::Sums>(lanes) - Code::kOffset;
   const Bytes signed_codes = add_signs(codes, quad_signs<From, true>(source) ^ flips);
   if constexpr (!kInside) {
-    if (any_lane(most > kInfinityBits)) [[unlikely]] {
+    if (any_lane((IntVec)(most > uint32_t{kInfinityBits}))) [[unlikely]] {
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
         const IntVec magnitude = (IntVec)scaled((Vec)magnitude_bits(quad[i]), i) & kMagnitudeBits;
@@ -83,7 +85,7 @@ constexpr int e2m1_of_quarters(int i) {
   return (i >= 1) + (i >= 3) + (i >= 5) + (i >= 7) + (i >= 10) + (i >= 14) + (i >= 20);
 }
 
-// Entries kEntry(index) of indices below 25. The last seven are the same.
+// Entries kEntry(index) of indices below 25.
 template <int (*kEntry)(int)>
 PC_FORCE_INLINE Bytes e2m1_entries(Bytes index) {
 #if defined(__AVX512VBMI__)

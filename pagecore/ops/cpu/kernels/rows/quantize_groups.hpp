@@ -24,7 +24,7 @@ constexpr int64_t kGroupBatch = 256;
 struct GroupNumbers {
   alignas(64) int32_t magnitudes[kGroupBatch + kLanes];
   alignas(64) float factors[kGroupBatch + kLanes];
-  alignas(64) float seconds[kGroupBatch + kLanes];
+  alignas(64) float extras[kGroupBatch + kLanes];
   alignas(64) char scales[kGroupBatch + kLanes];
 };
 
@@ -90,7 +90,7 @@ template <Float From, int kGroup>
   list_magnitudes_of<From, kGroup, true>(batch, range, magnitudes, largest);
 }
 
-// The same. `is_finite` becomes false if a number is not finite.
+// list_magnitudes_of(), which also sets `is_finite` to false if a number is not finite.
 template <Float From, int kGroup, bool kKnown>
 PC_FORCE_INLINE int64_t list_magnitudes(const RowBatch& batch, const GroupRange& range, int32_t* magnitudes,
                                         bool& is_finite) {
@@ -107,7 +107,7 @@ template <Float From, int kGroup, int kCodesPerByte, typename CodesOfQuad>
 PC_FORCE_INLINE void store_groups(const RowBatch& batch, const GroupRange& range, const GroupNumbers& numbers,
                                   bool any_unused, CodesOfQuad&& codes_of_quad) {
   constexpr int64_t kSource = kGroup * kSize<From>, kCodes = kGroup / kCodesPerByte;
-  const float *factors = numbers.factors, *seconds = numbers.seconds;
+  const float *factors = numbers.factors, *extras = numbers.extras;
   const char* scales = numbers.scales;
   for (int64_t row = range.first; row < range.last; ++row) {
     char* const codes = codes_of(batch, row) + range.begin * kCodes;
@@ -115,18 +115,18 @@ PC_FORCE_INLINE void store_groups(const RowBatch& batch, const GroupRange& range
     copy_scales(scales_of(batch, row) + range.begin, scales, range.width);
     store_quads<From, kCodesPerByte>(source_of(batch, row) + range.begin * kSource, range.width * kGroup, codes,
                                      [&](const char* from, int64_t d) __attribute__((always_inline)) {
-                                       return codes_of_quad(from, factors + d / kGroup, seconds + d / kGroup);
+                                       return codes_of_quad(from, factors + d / kGroup, extras + d / kGroup);
                                      });
     if (any_unused) [[unlikely]]
       clear_unused<kCodes>(codes, factors, range.width);
-    factors += range.width, seconds += range.width, scales += range.width;
+    factors += range.width, extras += range.width, scales += range.width;
   }
 }
 
 // For each batch of groups lists the largest magnitudes, of the numbers that are not NaN if kKnown; then, a vector of
-// groups at a time, calls scale_of(magnitudes, scales, factor, second), which writes the bytes of the scales, a factor
-// and a second number for each, and returns a mask of unusual groups; then stores the codes, which codes_of(is_usual)
-// returns as a function of a quad, the factors and the second numbers. `is_usual` is true if all numbers are finite and
+// groups at a time, calls scale_of(magnitudes, scales, factor, extra), which writes the bytes of the scales, a factor
+// and an extra number for each, and returns a mask of unusual groups; then stores the codes, which codes_of(is_usual)
+// returns as a function of a quad, the factors and the extra numbers. `is_usual` is true if all numbers are finite and
 // no group is unusual. Codes of a group whose factor is 0 or NaN are 0.
 template <Float From, int kGroup, int kCodesPerByte, bool kKnown, typename ScaleOf, typename CodesOf>
 PC_FORCE_INLINE void for_each_group(const RowBatch& given, ScaleOf&& scale_of, CodesOf&& codes_of) {
@@ -134,22 +134,24 @@ PC_FORCE_INLINE void for_each_group(const RowBatch& given, ScaleOf&& scale_of, C
   const int64_t groups = batch.dim / kGroup;
   const int64_t rows = groups < kGroupBatch ? kGroupBatch / groups : 1;
   GroupNumbers numbers;
+  store(numbers.extras + kGroupBatch, Vec{});
   for (int64_t first = 0; first < batch.count; first += rows) {
     const int64_t last = first + rows < batch.count ? first + rows : batch.count;
     for (int64_t begin = 0; begin < groups; begin += kGroupBatch) {
       const GroupRange range{first, last, begin, groups - begin < kGroupBatch ? groups - begin : kGroupBatch};
       bool is_finite;
       const int64_t total = list_magnitudes<From, kGroup, kKnown>(batch, range, numbers.magnitudes, is_finite);
+      store(reinterpret_cast<float*>(numbers.magnitudes + total), splat(1.0f));  // of lanes after the last group
       IntVec unused{}, unusual{};
       for (int64_t i = 0; i < total; i += kLanes) {
         IntVec scales;
-        Vec factor, second{};
+        Vec factor, extra{};
         unusual |=
-            scale_of((IntVec)load(reinterpret_cast<const float*>(numbers.magnitudes + i)), scales, factor, second);
+            scale_of((IntVec)load(reinterpret_cast<const float*>(numbers.magnitudes + i)), scales, factor, extra);
         unused |= ~(factor > 0.0f);
         store_codes(numbers.scales + i, scales);
         store(numbers.factors + i, factor);
-        store(numbers.seconds + i, second);
+        store(numbers.extras + i, extra);
       }
       const auto store_all = [&](auto usual) __attribute__((always_inline)) {
         store_groups<From, kGroup, kCodesPerByte>(batch, range, numbers, any_lane(unused), codes_of(usual));

@@ -29,21 +29,21 @@ enum class NvQuotient {
 // scale_of(magnitudes, scales, divisors) writes the bytes of the scales and the divisors of groups.
 template <Float From, NvQuotient kQuotient, typename ScaleOf>
 PC_FORCE_INLINE void quantize_nvfp4_by(const RowBatch& batch, ScaleOf&& scale_of) {
-  const auto numbers_of = [=](IntVec amax, IntVec& bytes, Vec& divisor, Vec& second) __attribute__((always_inline)) {
+  const auto numbers_of = [=](IntVec amax, IntVec& bytes, Vec& divisor, Vec& extra) __attribute__((always_inline)) {
     scale_of(amax, bytes, divisor);
-    if constexpr (kQuotient == NvQuotient::Corrected) second = splat(1.0f) / divisor;
-    if constexpr (kQuotient == NvQuotient::Words) second = (Vec)e2m1_quarter_pair(divisor);
+    if constexpr (kQuotient == NvQuotient::Corrected) extra = splat(1.0f) / divisor;
+    if constexpr (kQuotient == NvQuotient::Words) extra = (Vec)e2m1_quarter_pair(divisor);
     return (divisor > 0.0f) & ~((Vec)amax <= 7.5f * divisor);
   };
   const auto codes_of = [](auto usual) {
-    return [](const char* from, const float* divisors, const float* seconds) __attribute__((always_inline)) {
+    return [](const char* from, const float* divisors, const float* extras) __attribute__((always_inline)) {
       if constexpr (kQuotient == NvQuotient::Words && decltype(usual)::value) {
-        return e2m1_quad_of_quotients(from, seconds);
+        return e2m1_quad_of_quotients(from, extras);
       } else {
         return e2m1_quad_even<From>(from, [=](Vec v, int i) __attribute__((always_inline)) {
           const Vec divisor = quad_factor<From, 16>(divisors, i);
           if constexpr (kQuotient != NvQuotient::Corrected) return v / divisor;
-          return quotient(v, divisor, quad_factor<From, 16>(seconds, i));
+          return quotient(v, divisor, quad_factor<From, 16>(extras, i));
         });
       }
     };
@@ -58,12 +58,12 @@ void quantize_nvfp4(const RowBatch& batch) {
     bytes = nv_scales(amax, six, divisor);
     divisor *= factors;
   };
-  const bool is_usual = batch.factor >= 0x1p-60f && batch.factor <= 0x1p60f;
+  const bool has_usual_factor = batch.factor >= 0x1p-60f && batch.factor <= 0x1p60f;
   const bool is_power = (bits_of(batch.factor)[0] & 0x7fffff) == 0;
   if constexpr (From == Float::BF16) {
-    if (is_usual && is_power) return quantize_nvfp4_by<From, NvQuotient::Words>(batch, scale_of);
+    if (has_usual_factor && is_power) return quantize_nvfp4_by<From, NvQuotient::Words>(batch, scale_of);
   }
-  if (is_usual) {
+  if (has_usual_factor) {
     quantize_nvfp4_by<From, NvQuotient::Corrected>(batch, scale_of);
   } else {
     quantize_nvfp4_by<From, NvQuotient::Divided>(batch, scale_of);

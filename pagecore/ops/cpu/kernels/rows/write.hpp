@@ -50,11 +50,10 @@ class SlotRuns {
     while (token < size && listed < kRunBatch) {
       const uint64_t slot = at(token);
       if (slot >= num_slots_ || !is_ours(slot)) {
-        if (stride == sizeof(Id) && are_together(reinterpret_cast<const Id*>(data) + token, size - token, slot)) {
-          token += kSlotStretch;
-        } else {
-          ++token;
-        }
+        const bool are_many = stride == sizeof(Id) && slot < num_slots_ && size - token >= kSlotStretch &&
+                              in_stretch(at(token + kSlotStretch - 1), slot);
+        const bool are_all = are_many && are_together(reinterpret_cast<const Id*>(data) + token, slot);
+        token += are_all ? kSlotStretch : 1;
         continue;
       }
       const uint64_t block = is_power_ ? slot >> shift_ : slot / block_size_, offset = slot - block * block_size_;
@@ -70,12 +69,16 @@ class SlotRuns {
     return listed;
   }
 
-  // True if the next tokens, kSlotStretch of them, have slots in the stretch of `slot`, which is that of the first:
-  // they are skipped together if it is not ours.
+  // True if two slots are in one stretch.
+  PC_FORCE_INLINE static bool in_stretch(uint64_t a, uint64_t b) {
+    return (a ^ b) < static_cast<uint64_t>(kSlotStretch);
+  }
+
+  // True if the slots of kSlotStretch tokens, which another share writes, are all in the stretch of `slot`. Another
+  // thread may change them meanwhile; then it decides for the changed tokens alone.
   template <typename Id>
-  PC_FORCE_INLINE static bool are_together(const Id* slots, int64_t left, uint64_t slot) {
+  PC_FORCE_INLINE static bool are_together(const Id* slots, uint64_t slot) {
     using Bits = std::make_unsigned_t<Id>;
-    if (left < kSlotStretch) return false;
     Bits differs = 0;
     for (int64_t i = 0; i < kSlotStretch; ++i) differs |= static_cast<Bits>(slots[i]) ^ static_cast<Bits>(slot);
     return __builtin_expect(differs < static_cast<Bits>(kSlotStretch), 1);

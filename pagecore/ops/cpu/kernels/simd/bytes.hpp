@@ -1,4 +1,4 @@
-// Vectors of bytes: lookups in tables of 16 entries, and their widening to vectors of 16-bit words.
+// Vectors of bytes and of 16-bit words: minima and maxima, lookups in tables of 16 to 128 entries, and widening.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/simd/vec.hpp"

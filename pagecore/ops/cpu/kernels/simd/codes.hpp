@@ -149,7 +149,7 @@ struct SmallFloat {
   PC_FORCE_INLINE static IntVec sums(IntVec magnitude) {
     return add_words<2 << kMantissa>((IntVec)fma(power_of(magnitude), splat(kToAdded), (Vec)magnitude));
   }
-  // Their codes; and the numbers of these.
+  // The codes of magnitudes, and the numbers of the codes.
   PC_FORCE_INLINE static IntVec codes(IntVec magnitude, Vec& numbers) {
     const Vec power = power_of(magnitude), sum = fma(power, splat(kToAdded), (Vec)magnitude);
     numbers = fma(power, splat(-kToAdded), sum);

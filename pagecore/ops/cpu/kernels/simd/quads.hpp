@@ -46,7 +46,7 @@ PC_FORCE_INLINE Vec quad_factor(const float* factors, int i) {
   return splat(*first);
 }
 
-// The same for bfloat16 and numbers of 16 bits, which are twice in each entry: for the words of half a quad.
+// Numbers of 16 bits, which are twice in each entry, of the groups of half a quad of bfloat16: one for each word.
 template <int kGroup>
 PC_FORCE_INLINE Words half_quad_words(const float* pairs, int half) {
   const float* first = pairs + half * kWordLanes / kGroup;
@@ -59,7 +59,7 @@ PC_FORCE_INLINE Words half_quad_words(const float* pairs, int half) {
 // ---- packing
 
 // Lanes whose bytes are packed: the low byte of lanes of bytes or of signed bytes, or byte kSumByte of lanes below
-// 2^24.
+// 2^23.
 enum class LaneRange { Unsigned, Signed, Sums };
 
 #if defined(__AVX512BW__)
