@@ -15,12 +15,12 @@ from pagecore.arrays import DType, as_dtype
 from pagecore.arrays.dtypes.formats import FORMATS, as_format
 from pagecore.errors import UnsupportedDtype, UnsupportedOption
 from pagecore.models.config_files.fields import Fields, shown
-from pagecore.models.config_files.open_config import QUANTIZATION_FIELDS
+from pagecore.models.config_files.quantization import parts_of, quantization_of
 from pagecore.storage import AttentionSpec, LatentSpec
 from pagecore.storage.specs.sealing import format_of_layer
 from pagecore.storage.specs.spec import CACHE_DTYPES
 
-__all__ = ["quantization_of", "requested_format", "stored_dtype", "with_value_format"]
+__all__ = ["requested_format", "stored_dtype", "with_value_format"]
 
 _ALGORITHMS: Mapping[str, str] = {"FP8": "float8_e4m3fn", "NVFP4": "nvfp4"}
 # (type, bits) of a scheme: the format for a scale of the layer or of each head, for one of each token, and for one of
@@ -86,7 +86,7 @@ def requested_format(whole: Fields, text: Fields, format: Any) -> str | None:
     Raises
     ------
     ConfigError
-        `quantization_config` is not an object.
+        `quantization_config` is not an object, or the hf_quant_config.json of ModelOpt cannot be read.
     UnsupportedOption
         A scheme that no format stores, or a format that is not a name.
     """
@@ -137,36 +137,10 @@ def with_value_format(specs: Iterable[Any], value_format: str | None, who: str) 
     return [attending[spec] if isinstance(spec, AttentionSpec) else spec for spec in given]
 
 
-def quantization_of(whole: Fields, text: Fields) -> Fields | None:
-    """Return the fields of `quantization_config`, of the text model first; None if it is null or missing.
-
-    Earlier files of compressed-tensors have them in `compression_config`, and those of TensorRT-LLM and MLX in
-    `quantization`.
-
-    Raises
-    ------
-    ConfigError
-        It is not an object.
-    """
-    for name in QUANTIZATION_FIELDS:
-        for part in (text, whole):
-            given = part.given(name)
-            if given is not None and not isinstance(given, Mapping):
-                part.refuse(f"{part.describe(name)}; it must be an object, or null for a model that is not quantised")
-            if given is not None:
-                return Fields(given, part.source, part.name(name))
-    inner = whole.given("quantization")
-    return Fields(inner, whole.source, whole.name("quantization")) if isinstance(inner, Mapping) and inner else None
-
-
 def _of_config(fields: Fields) -> str | None:
     if fields.given("quant_method") == "quark":
         return _of_quark(fields)
-    inner = fields.given("quantization")
-    parts = (
-        [fields, Fields(inner, fields.source, fields.name("quantization"))] if isinstance(inner, Mapping) else [fields]
-    )
-    for part in parts:
+    for part in parts_of(fields):
         algorithm, scheme = part.given("kv_cache_quant_algo"), part.given("kv_cache_scheme")
         dtype = part.given("kv_cache_dtype")
         if algorithm is not None:

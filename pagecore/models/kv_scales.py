@@ -16,7 +16,9 @@ from typing import Any, NamedTuple, cast
 
 from pagecore.errors import PagecoreError, UnsupportedOption
 from pagecore.models.config_files.fields import ConfigError, shown
-from pagecore.models.config_files.safetensors import read_json, read_tensors
+from pagecore.models.config_files.json_files import read_json_object
+from pagecore.models.config_files.open_config import FILE_BYTES_MAX
+from pagecore.models.config_files.safetensors import read_tensors
 from pagecore.models.model_config import ModelConfig, ModelSpec
 from pagecore.storage import Alias, AttentionSpec, LatentSpec
 from pagecore.storage.checks import as_factor, require_int
@@ -176,7 +178,7 @@ def _checked(kv_scales: Mapping[Any, Any]) -> dict[int, KVScales]:
 
 def _of_factors(path: Path) -> dict[int, KVScales]:
     """Return the factors of a file with ``{"kv_cache": {"dtype", "scaling_factor": {rank: {layer: factor}}}}``."""
-    cache: Any = read_json(path).get("kv_cache")
+    cache: Any = read_json_object(path, FILE_BYTES_MAX, _REMEDY, unique=True).get("kv_cache")
     ranks: Any = cache.get("scaling_factor") if isinstance(cache, Mapping) else None
     if not isinstance(ranks, Mapping) or not ranks or not all(isinstance(each, Mapping) for each in ranks.values()):
         raise ConfigError(f"{path}: kv_cache is {shown(cache)}; expected scaling_factor, by rank and layer")

@@ -128,6 +128,21 @@ def test_a_config_of_tensorrt_llm_or_mlx():
     assert formats(mlx) == {None}
     with pytest.raises(UnsupportedOption, match=r"config: quantization.quant_method .*; pass weights="):
         weight_format(mlx)
+    for read in (specs_from_config, weight_format):
+        with pytest.raises(ConfigError, match=r"quantization is .*fp8.*; it must be an object, or null"):
+            read(LLAMA | {"quantization": "fp8"})
+
+
+@pytest.mark.parametrize("scheme", [None, "FP8"])
+@pytest.mark.parametrize("method", [{}, {"quant_method": "modelopt"}])
+def test_an_algorithm_that_is_null_leaves_the_weights_unquantised(method, scheme, tmp_path):
+    asked = {"quant_algo": None, "kv_cache_quant_algo": scheme}
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": asked}))
+    nested, plain = {"quantization_config": {**method, "quantization": asked}}, {"quantization_config": method | asked}
+    for config in (LLAMA | {"quantization": asked}, LLAMA | nested, LLAMA | plain, tmp_path):
+        assert weight_format(config) == weight_format(LLAMA)
+        assert formats(config) == {scheme and "float8_e4m3fn"}
 
 
 def test_a_flag_of_the_first_qwen_for_quantised_keys_is_refused():
@@ -140,19 +155,40 @@ def test_a_flag_of_the_first_qwen_for_quantised_keys_is_refused():
     assert formats(qwen, format="int8_token") == {"int8_token"}
 
 
+ASKED = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
+
+
+def folder_with(path, config, quantization=ASKED):
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "hf_quant_config.json").write_text(json.dumps(quantization))
+    return path
+
+
 def test_the_file_of_modelopt_next_to_a_config(tmp_path):
-    asked = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
-    (tmp_path / "hf_quant_config.json").write_text(json.dumps(asked))
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(LLAMA))
-    assert formats(tmp_path) == formats(path) == {"float8_e4m3fn"}
-    assert weight_format(tmp_path) == weight_format(LLAMA | {"quantization_config": asked})
-    path.write_text(json.dumps(asking(quant_method="modelopt", quant_algo="FP8")))
-    assert formats(tmp_path) == {None}
-    path.write_text(json.dumps(LLAMA))
-    (tmp_path / "hf_quant_config.json").write_text("8")
+    folder = folder_with(tmp_path, LLAMA)
+    assert formats(folder) == formats(folder / "config.json") == {"float8_e4m3fn"}
+    assert weight_format(folder) == weight_format(LLAMA | {"quantization_config": ASKED})
+    folder_with(tmp_path, LLAMA, 8)
     with pytest.raises(ConfigError, match=r"hf_quant_config.json holds 8; expected a JSON object"):
+        specs_from_config(folder)
+    assert formats(folder, format=None) == {None}
+
+
+def test_a_config_that_describes_its_formats_precedes_the_file_of_modelopt(tmp_path):
+    assert formats(folder_with(tmp_path, asking(quant_method="modelopt", quant_algo="FP8"))) == {None}
+    assert formats(folder_with(tmp_path, LLAMA | {"quantization": {"quant_algo": "NVFP4"}})) == {None}
+    assert weight_format(tmp_path).name == "nvfp4"
+    gemma = PUBLISHED["gemma-3-4b"]
+    tower = {"vision_config": gemma["vision_config"] | {"quantization_config": {"quant_method": "fp8"}}}
+    assert formats(folder_with(tmp_path, gemma | tower)) == {"float8_e4m3fn"}
+
+
+def test_messages_name_the_file_of_modelopt(tmp_path):
+    folder_with(tmp_path, LLAMA, {"quantization": {"quant_algo": "X", "kv_cache_quant_algo": "INT8"}})
+    with pytest.raises(UnsupportedOption, match=r"/hf_quant_config.json: quantization.kv_cache_quant_algo is .INT8."):
         specs_from_config(tmp_path)
+    with pytest.raises(UnsupportedOption, match=r"/hf_quant_config.json: quantization.quant_algo is .X."):
+        weight_format(tmp_path)
 
 
 def test_a_multimodal_config_may_ask_at_either_level():

@@ -197,7 +197,7 @@ def test_files_that_cannot_be_read_are_refused(tensors, changes, reason, tmp_pat
         ("a.safetensors", b"", "is not a safetensors file: its header would have 0 bytes"),
         ("a.safetensors", b"\xff" * 64, "is not a safetensors file: its header would have"),
         ("a.safetensors", (99).to_bytes(8, "little") + b"{}", "ends within its header of 99 bytes"),
-        ("a.safetensors", (2).to_bytes(8, "little") + b"{]", "holds no JSON"),
+        ("a.safetensors", (2).to_bytes(8, "little") + b"{]", "is not JSON"),
         ("a.safetensors", (2).to_bytes(8, "little") + b"[]", r"holds \[\]; expected a JSON object"),
         ("a.json", b"{}", "kv_cache is null; expected scaling_factor, by rank and layer"),
         ("a.json", b'{"kv_cache": {"scaling_factor": {"0": 1}}}', "expected scaling_factor, by rank and layer"),

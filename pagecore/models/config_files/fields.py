@@ -6,6 +6,7 @@ import json
 import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 from pagecore.errors import ShapeError
@@ -37,6 +38,8 @@ class Fields:
         The family's own names of fields: ``{"hidden_size": "n_embd"}``.
     sizes : mapping
         Values of missing fields that take precedence over `defaults`: those of a text model inside another config.
+    folder : Path or None
+        Folder of a config.json, which may have other files that describe the checkpoint; None for other configs.
     """
 
     def __init__(self, values: Mapping[str, Any], source: str, inside: str = "") -> None:
@@ -44,6 +47,7 @@ class Fields:
         self.defaults: Mapping[str, object] = {}
         self.aliases: Mapping[str, str] = {}
         self.sizes: Mapping[str, object] = {}
+        self.folder: Path | None = None
         self._values = dict(values)
         self._inside = inside
 

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pagecore.models.config_files.fields import ConfigError, Fields, shown
+from pagecore.models.config_files.fields import ConfigError, Fields
+from pagecore.models.config_files.json_files import read_json_object
 from pagecore.models.config_files.params_json import as_config, is_params
-from pagecore.models.config_files.regular_files import open_file
 
-__all__ = ["QUANTIZATION_FIELDS", "open_config"]
+__all__ = ["FILE_BYTES_MAX", "open_config"]
 
-# A config has a few kilobytes. The limit keeps a path of weights, passed by mistake, from being read as a whole.
+# A config has a few kilobytes.
 FILE_BYTES_MAX = 1 << 24
-# Fields that describe the formats of a checkpoint; the second one is of earlier files of compressed-tensors.
-QUANTIZATION_FIELDS = ("quantization_config", "compression_config")
 
 
 def open_config(config: str | os.PathLike[str] | Mapping[str, Any]) -> Fields:
     """Return the fields of a config: of a dict, of a file, or of the config.json or the params.json in a folder.
 
-    Fields of a params.json are returned as those of a config.json. A config.json without a `quantization_config` has
-    that of the hf_quant_config.json in the same folder.
+    Fields of a params.json are returned as those of a config.json. The fields of a config.json have its folder.
 
     Raises
     ------
@@ -40,46 +36,11 @@ def open_config(config: str | os.PathLike[str] | Mapping[str, Any]) -> Fields:
         folder, path = path, path / "config.json"
         if not os.path.exists(path) and os.path.exists(folder / "params.json"):
             path = folder / "params.json"
-    return _fields(_with_quantization(_object(path), path), str(path))
-
-
-def _with_quantization(values: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the fields of a config.json with those of the hf_quant_config.json of ModelOpt next to it.
-
-    Early checkpoints of ModelOpt describe their formats only there.
-    """
-    other = path.with_name("hf_quant_config.json")
-    parts = [values, *(each for each in values.values() if isinstance(each, dict))]
-    is_described = any(part.get(name) is not None for part in parts for name in QUANTIZATION_FIELDS)
-    if path.name != "config.json" or is_described or not os.path.exists(other):
-        return values
-    return values | {"quantization_config": _object(other)}
+    remedy = "pass a model's config.json or its folder, not the weights"
+    fields = _fields(read_json_object(path, FILE_BYTES_MAX, remedy), str(path))
+    fields.folder = path.parent if path.name == "config.json" else None
+    return fields
 
 
 def _fields(values: Mapping[str, Any], source: str) -> Fields:
     return Fields(as_config(values, source) if is_params(values) else values, source)
-
-
-def _object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file."""
-    try:
-        with open_file(path) as file:
-            text = file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(
-            f"config {path} cannot be read: {reason}; pass a model's config.json or its folder"
-        ) from error
-    except ValueError as error:  # a null byte in the path
-        raise ConfigError(f"config {str(path)!r} is not a path: {error}") from error
-    if len(text) > FILE_BYTES_MAX:
-        raise ConfigError(f"config {path} is larger than {FILE_BYTES_MAX} bytes; pass the config.json, not the weights")
-    try:
-        fields = json.loads(text)
-    except UnicodeDecodeError:
-        raise ConfigError(f"config {path} is not UTF-8 text; pass a model's config.json") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"config {path} is not JSON: {error}; pass a model's config.json") from error
-    if not isinstance(fields, dict):
-        raise ConfigError(f"config {path} holds {shown(fields)}; expected a JSON object")
-    return fields

@@ -6,7 +6,6 @@ A file begins with the length of its header, 8 bytes with the least significant 
 
 from __future__ import annotations
 
-import json
 import math
 import operator
 import os
@@ -18,14 +17,16 @@ import ml_dtypes
 import numpy as np
 
 from pagecore.models.config_files.fields import ConfigError, shown
+from pagecore.models.config_files.json_files import parse_json_object, read_json_object
 from pagecore.models.config_files.regular_files import open_file
 
-__all__ = ["read_json", "read_tensors"]
+__all__ = ["read_tensors"]
 
 # The limit of the safetensors library for a header; the index of a checkpoint names the same tensors.
 HEADER_BYTES_MAX = 100_000_000
 NUMBERS_MAX = 1 << 16
 INDEX = "model.safetensors.index.json"
+_AGAIN = "load the file again"
 DTYPES: Mapping[str, Any] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": ml_dtypes.bfloat16}
 
 
@@ -50,30 +51,12 @@ def read_tensors(checkpoint: Path, wanted: Callable[[str], bool]) -> dict[str, l
     return found
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file of up to 100 MB.
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be read, or does not hold a JSON object.
-    """
-    try:
-        with open_file(path) as file:
-            text = file.read(HEADER_BYTES_MAX + 1)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    if len(text) > HEADER_BYTES_MAX:
-        raise ConfigError(f"{path} is larger than {HEADER_BYTES_MAX} bytes; expected a JSON object")
-    return _object(text, str(path))
-
-
 def _files(checkpoint: Path, wanted: Callable[[str], bool]) -> list[Path]:
     """Return the files that can hold wanted tensors, in order of their names."""
     if not os.path.isdir(checkpoint):
         return [checkpoint]
     if os.path.exists(checkpoint / INDEX):
-        files = read_json(checkpoint / INDEX).get("weight_map")
+        files = read_json_object(checkpoint / INDEX, HEADER_BYTES_MAX, _AGAIN, unique=True).get("weight_map")
         if not isinstance(files, dict):
             raise ConfigError(f"{checkpoint / INDEX}: weight_map is {shown(files)}; expected the file of each tensor")
         names = {file for name, file in files.items() if wanted(name)}
@@ -105,7 +88,7 @@ def _read(file: BinaryIO, path: Path, wanted: Callable[[str], bool]) -> dict[str
     text = file.read(length)
     if len(text) < length:
         raise ConfigError(f"{path} ends within its header of {length} bytes; load the file again")
-    header = _object(text, str(path))
+    header = parse_json_object(text, str(path), _AGAIN, unique=True)
     tensors: dict[str, list[float]] = {}
     for name in filter(wanted, header):
         begin, count, dtype = _place(header[name], f"{path}: {name}")
@@ -133,13 +116,3 @@ def _place(entry: Any, where: str) -> tuple[int, int, np.dtype[Any]]:
     if count > NUMBERS_MAX:
         raise ConfigError(f"{where} has shape {shape}; at most {NUMBERS_MAX} numbers are read")
     return begin, count, dtype
-
-
-def _object(text: bytes, source: str) -> dict[str, Any]:
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{source} holds no JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{source} holds {shown(values)}; expected a JSON object")
-    return values

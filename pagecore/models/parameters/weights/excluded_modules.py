@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 
 from pagecore.models.config_files.fields import Fields
+from pagecore.models.config_files.quantization import parts_of
 
 __all__ = ["bits_of_modules", "names_module", "unquantised_modules"]
 
@@ -25,9 +26,7 @@ _EXPERT = re.compile(r"\bexperts\.0\.")
 def unquantised_modules(fields: Fields) -> tuple[str, ...]:
     """Return the patterns of the modules that a `quantization_config` excludes."""
     found: list[str] = []
-    inner = fields.given("quantization")
-    parts = [fields, Fields(inner, fields.source)] if isinstance(inner, Mapping) else [fields]
-    for part in parts:
+    for part in parts_of(fields):
         for name in _FIELDS:
             listed = part.given(name)
             names = [each for each in listed if isinstance(each, str)] if isinstance(listed, list | tuple) else []

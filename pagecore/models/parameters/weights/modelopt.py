@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pagecore.models.config_files.fields import Fields
+from pagecore.models.config_files.quantization import parts_of
 from pagecore.models.parameters.weights.formats import WEIGHT_FORMATS, WeightFormat, float8, grouped
 from pagecore.models.parameters.weights.reading import group_size, refuse
 
@@ -31,8 +32,7 @@ _FURTHER_EXPERTS = re.compile(r"\bexperts\.[1-9]")
 
 def read_modelopt(fields: Fields) -> WeightFormat:
     """Return the format of an algorithm, or of the modules in `quantized_layers`."""
-    inner = fields.given("quantization")
-    part = Fields(inner, fields.source, fields.name("quantization")) if isinstance(inner, Mapping) else fields
+    part = parts_of(fields)[-1]
     if str(part.given("quant_algo")).upper() != "MIXED_PRECISION":
         return _of_algorithm(part)
     layers = part.given("quantized_layers")

@@ -13,9 +13,10 @@ from fractions import Fraction
 from typing import Any
 
 from pagecore.errors import UnsupportedOption
-from pagecore.models.cache_format import quantization_of, stored_dtype
+from pagecore.models.cache_format import stored_dtype
 from pagecore.models.config_files.fields import Fields, shown
 from pagecore.models.config_files.open_config import open_config
+from pagecore.models.config_files.quantization import has_unquantised_weights, parts_of, quantization_of
 from pagecore.models.encoders.specs import has_encoder
 from pagecore.models.multimodal.text_model import text_model
 from pagecore.models.parameters.weights.compressed_tensors import read_compressed_tensors
@@ -41,7 +42,7 @@ def weight_format(config: str | os.PathLike[str] | Mapping[str, Any], weights: s
     Raises
     ------
     ConfigError
-        `quantization_config` is not an object.
+        `quantization_config` is not an object, or the hf_quant_config.json of ModelOpt cannot be read.
     UnsupportedOption
         An unknown name, or a quantisation that is not known; the message names the field.
     """
@@ -55,7 +56,7 @@ def weight_format(config: str | os.PathLike[str] | Mapping[str, Any], weights: s
             f"weights is {shown(weights)}; use 'auto', bytes, or one of {', '.join(WEIGHT_FORMATS)}"
         )
     fields = quantization_of(whole, text)
-    if fields is not None:
+    if fields is not None and not has_unquantised_weights(fields):
         found = replace(_quantised(fields), other_bits=_dtype_bits(whole, text))
         return _with_experts(
             found, next((each for each in (fields, text, whole) if each.given("expert_dtype")), fields)
@@ -82,7 +83,7 @@ def _quantised(fields: Fields) -> WeightFormat:
 
 def _method(fields: Fields) -> WeightFormat:
     method = fields.given("quant_method")
-    if fields.given("quant_algo") is not None or isinstance(fields.given("quantization"), Mapping):
+    if fields.given("quant_algo") is not None or len(parts_of(fields)) > 1:
         return read_modelopt(fields)
     if method in ("fp8", "fbgemm_fp8"):
         return float8(fields.given("weight_block_size"), 32, is_by_row=method == "fbgemm_fp8")

@@ -1,0 +1,65 @@
+"""Description of the formats of a checkpoint: of its weights, and of the keys and values of its cache.
+
+It is in the model's config, under one of several names, or in the hf_quant_config.json of ModelOpt next to it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from pagecore.models.config_files.fields import Fields
+from pagecore.models.config_files.json_files import read_json_object
+from pagecore.models.config_files.open_config import FILE_BYTES_MAX
+
+__all__ = ["has_unquantised_weights", "parts_of", "quantization_of"]
+
+# Fields of a config in order of precedence: of transformers, of early files of compressed-tensors, and of TensorRT-LLM
+# and MLX.
+_NAMES = ("quantization_config", "compression_config", "quantization")
+_FILE = "hf_quant_config.json"
+_NESTED = "quantization"
+
+
+def quantization_of(whole: Fields, text: Fields) -> Fields | None:
+    """Return the fields that describe the formats of a checkpoint; None if there are none.
+
+    Parameters
+    ----------
+    whole, text : Fields
+        Config of the model, and of its text model, which precedes; the same object if the model has no other part.
+        Configs of other parts, such as a vision tower, are not read. The folder of `whole` may have a file of ModelOpt,
+        which is read if neither config describes the formats; early checkpoints have them only there.
+
+    Raises
+    ------
+    ConfigError
+        A description is not an object, or the file cannot be read.
+    """
+    for name in _NAMES:
+        for part in (text, whole):
+            given = part.given(name)
+            if given is not None and not isinstance(given, Mapping):
+                part.refuse(f"{part.describe(name)}; it must be an object, or null for a model that is not quantised")
+            if given is not None:
+                return Fields(given, part.source, part.name(name))
+    path = None if whole.folder is None else whole.folder / _FILE
+    if path is None or not os.path.exists(path):  # unlike Path.exists, returns False for one that cannot be accessed
+        return None
+    return Fields(read_json_object(path, FILE_BYTES_MAX, "pass format= and weights=, or mend the file"), str(path))
+
+
+def parts_of(fields: Fields) -> list[Fields]:
+    """Return a description and, if ModelOpt wrote it, the object inside it that has the algorithms."""
+    inner = fields.given(_NESTED)
+    return [fields, Fields(inner, fields.source, fields.name(_NESTED))] if isinstance(inner, Mapping) else [fields]
+
+
+def has_unquantised_weights(fields: Fields) -> bool:
+    """Return True if ModelOpt or TensorRT-LLM left the weights as they were: `quant_algo` is null.
+
+    Keys and values may have a format nevertheless.
+    """
+    part = parts_of(fields)[-1]
+    is_theirs = fields.given("quant_method") in (None, "modelopt")
+    return is_theirs and "quant_algo" in part and part.given("quant_algo") is None
