@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from pagecore.arrays import DType, as_dtype
-from pagecore.arrays.dtypes.formats import FORMATS, as_format
+from pagecore.arrays.dtypes.formats import FORMATS, FOUR_OVER_SIX, as_format
 from pagecore.errors import UnsupportedDtype, UnsupportedOption
 from pagecore.models.config_files.fields import Fields, shown
 from pagecore.models.config_files.quantization import parts_of, quantization_of
@@ -33,10 +33,15 @@ _SCHEMES: Mapping[tuple[str, int], tuple[str | None, str | None, str | None]] = 
 }
 # Schemes of AutoFP8 and AngelSlim: a scale of the layer, in the checkpoint.
 _WORDS: Mapping[str, str] = {"static": "float8_e4m3fn"}
-# Names of vLLM for a dtype with a scale of the layer, and for that of the model.
+# Names of vLLM and SGLang for a format (docs/vllm_sglang.md), and for the dtype of the model.
 _DTYPES: Mapping[str, str] = {
-    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e4m3fn", "float8_e4m3fn"), "float8_e4m3fn"),
-    **dict.fromkeys(("fp8_e5m2", "float8_e5m2"), "float8_e5m2"),
+    **{name: name for name in (*FORMATS, FOUR_OVER_SIX)},
+    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e4m3fn"), "float8_e4m3fn"),
+    "fp8_e5m2": "float8_e5m2",
+    "fp8_per_token_head": "float8_token",
+    "int8_per_token_head": "int8_token",
+    "int4_per_token_head": "int4_token",
+    "fp4_mx_block16": "fp4_block16",
 }
 _OF_THE_MODEL = ("auto", *CACHE_DTYPES)
 # Dtypes of the outputs of a projection of keys, in a config of Quark.
@@ -170,10 +175,16 @@ def _of_quark(fields: Fields) -> str | None:
 
 
 def _of_patterns(layers: Mapping[str, Any], patterns: Iterable[object]) -> dict[str, Any]:
-    """Return the layers that the patterns name, and a pattern that names none with None."""
+    """Return the layers that the patterns name, and a pattern that names none with None.
+
+    A key of `layers` may be one of the patterns, brackets included, or match one. Otherwise it may be a pattern that
+    holds for more layers; as in Quark, the first one counts.
+    """
     found: dict[str, Any] = {}
     for pattern in map(str, patterns):
-        found |= {name: each for name, each in layers.items() if fnmatchcase(name, pattern)} or {pattern: None}
+        named = {name: each for name, each in layers.items() if name == pattern or fnmatchcase(name, pattern)}
+        wider = (name for name in layers if fnmatchcase(pattern, name))
+        found |= named or {pattern: layers.get(next(wider, pattern))}
     return found
 
 

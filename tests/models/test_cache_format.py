@@ -47,6 +47,14 @@ def asking(**fields):
         ({"quant_method": "fp8", "kv_cache_dtype": "fp8_e4m3"}, "float8_e4m3fn"),
         ({"quant_method": "fp8", "kv_cache_dtype": "fp8_e5m2"}, "float8_e5m2"),
         ({"quant_method": "fp8", "kv_cache_dtype": "auto"}, None),
+        ({"kv_cache_dtype": "nvfp4"}, "nvfp4"),
+        ({"kv_cache_dtype": "nvfp4_4over6"}, "nvfp4_4over6"),
+        ({"kv_cache_dtype": "mxfp8"}, "mxfp8"),
+        ({"kv_cache_dtype": "fp4_mx_block16"}, "fp4_block16"),
+        ({"kv_cache_dtype": "fp8_per_token_head"}, "float8_token"),
+        ({"kv_cache_dtype": "int8_per_token_head"}, "int8_token"),
+        ({"kv_cache_dtype": "int4_per_token_head"}, "int4_token"),
+        ({"kv_cache_dtype": "int8_token"}, "int8_token"),
     ],
 )
 def test_the_config_decides_the_format(fields, expected):
@@ -64,6 +72,8 @@ def test_the_config_decides_the_format(fields, expected):
         {"quant_method": "fp8", "kv_cache_scheme": "dynamic"},
         {"kv_cache_quant_algo": "INT8"},
         {"quant_method": "fp8", "kv_cache_dtype": "int8"},
+        {"quant_method": "fp8", "kv_cache_dtype": "fp8_k_nvfp4_v"},
+        {"quant_method": "fp8", "kv_cache_dtype": ["nvfp4"]},
         {"kv_cache_quant_algo": ["FP8"]},
         {"quantization": {"kv_cache_quant_algo": "W4A8"}},
     ],
@@ -77,7 +87,10 @@ def test_a_scheme_that_no_format_stores_is_refused_unless_a_format_is_passed(fie
 
 OUTPUT = {"output_tensors": {"dtype": "fp8_e4m3", "is_dynamic": False, "qscheme": "per_tensor"}}
 INT8 = {"output_tensors": {"dtype": "int8", "is_dynamic": False}}
+FLOAT8 = "float8_e4m3fn"
 GROUP = {"export": {"kv_cache_group": ["*k_proj", "*v_proj"]}}
+GROUPS = {"export": {"kv_cache_group": ["*layers.[0-9].k_proj", "*layers.[0-9].v_proj"]}}
+SELF = {"export": {"kv_cache_group": ["*self_attn.k_proj", "*self_attn.v_proj"]}}
 
 
 @pytest.mark.parametrize(
@@ -88,6 +101,8 @@ GROUP = {"export": {"kv_cache_group": ["*k_proj", "*v_proj"]}}
         ({**GROUP, "layer_quant_config": {"model.0.k_proj": OUTPUT, "model.0.v_proj": OUTPUT}}, "float8_e4m3fn"),
         ({"export": {"kv_cache_group": []}, "kv_cache_quant_config": {"*kv_b_proj": OUTPUT}}, "float8_e4m3fn"),
         ({"export": {"kv_cache_group": []}, "layer_quant_config": {"*k_proj": INT8}}, None),
+        ({**GROUPS, "layer_quant_config": {"*layers.[0-9].k_proj": OUTPUT, "*layers.[0-9].v_proj": OUTPUT}}, FLOAT8),
+        ({**SELF, "layer_quant_config": {"*o_proj": INT8, "*k_proj": OUTPUT, "*v_proj": OUTPUT, "*": INT8}}, FLOAT8),
         ({"kv_cache_quant_config": {}}, None),
         ({}, None),
     ],
@@ -102,6 +117,8 @@ def test_outputs_of_projections_in_a_config_of_quark(fields, expected):
         {**GROUP, "layer_quant_config": {"*k_proj": INT8, "*v_proj": INT8}},
         {**GROUP, "layer_quant_config": {"*k_proj": OUTPUT, "*v_proj": INT8}},
         {**GROUP, "layer_quant_config": {"*k_proj": OUTPUT}},
+        {**GROUP, "layer_quant_config": {"*k_proj": OUTPUT, "*v_proj": OUTPUT, "a.0.k_proj": INT8}},
+        {**SELF, "layer_quant_config": {"*": INT8, "*k_proj": OUTPUT, "*v_proj": OUTPUT}},
         {**GROUP, "layer_quant_config": {"a.k_proj": OUTPUT, "b.k_proj": INT8, "a.v_proj": OUTPUT}},
         {"kv_cache_quant_config": {"*k_proj": {"output_tensors": {"dtype": "fp8_e4m3", "is_dynamic": True}}}},
         GROUP,
