@@ -61,8 +61,8 @@ def specs_from_config(
     format : str or None
         Format of stored keys and values, as for `AttentionSpec`, or of latents, as for `LatentSpec.with_format`; None
         stores them in `dtype`. "auto" uses the one that the config's `quantization_config` asks for (`kv_cache_scheme`
-        of compressed-tensors, ModelOpt and AutoFP8, `kv_cache_quant_algo` of ModelOpt, which may be in the
-        hf_quant_config.json next to a config.json), else none.
+        of compressed-tensors, ModelOpt and AutoFP8, `kv_cache_dtype`, `kv_cache_quant_algo` of ModelOpt, which may be
+        in the hf_quant_config.json next to a config.json), else none.
     value_format : str, optional
         Format of stored values, if it is another than that of keys, as for `AttentionSpec`. Layers with latents have
         none.
@@ -70,9 +70,10 @@ def specs_from_config(
         Tokens of a block of the cache, for models with rows of several tokens (`RowSpec`); by default the least
         multiple of 16 that suits all of them.
     kv_scales : str, path or dict of int to (key, value), optional
-        Given factors of "float8_e4m3fn", "float8_e5m2" and "nvfp4", which are weights and not part of a config: a
-        checkpoint, as for `pagecore.models.read_kv_scales`, or for model layers by number a pair of floats, or of
-        sequences with a float for each key-value head. Layers that have none keep the factor 1.
+        Scales of keys and values for "float8_e4m3fn", "float8_e5m2" and "nvfp4", which are weights and not part of a
+        config: a checkpoint, as for `pagecore.models.read_kv_scales`, or for model layers by number a pair of floats,
+        or of sequences with a float for each key-value head. Layers that have none keep scales of 1, and so does cross
+        attention.
 
     Returns
     -------
@@ -86,12 +87,12 @@ def specs_from_config(
     Raises
     ------
     ConfigError
-        The file cannot be read, a field is missing or invalid, or fields contradict each other. A ShapeError whose
-        message names file and field.
+        The file cannot be read, a field is missing or invalid, or fields contradict each other; or `kv_scales` has
+        layers that the model does not have. A ShapeError whose message names file and field.
     UnsupportedOption
         The `model_type` is unknown, its attention is not supported, or no format stores the keys and values as the
         config asks; the message names the field. Or `value_format` of layers with latents; or `kv_scales` of layers
-        whose format takes none, that attend twice, or that do not attend.
+        whose format takes none, or that store no keys and values.
     UnsupportedDtype
         A cache cannot have the dtype.
     """

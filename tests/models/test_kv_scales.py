@@ -1,4 +1,4 @@
-"""Factors of keys and values that a checkpoint keeps with its weights."""
+"""Scales of keys and values that a checkpoint keeps with its weights."""
 
 import json
 from dataclasses import replace
@@ -10,7 +10,7 @@ import pytest
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models import ConfigError, KVScales, read_kv_scales, read_model_config, specs_from_config
-from pagecore.storage import LatentSpec
+from pagecore.storage import AttentionSpec, CrossSpec, LatentSpec
 from tests.models.published import PUBLISHED
 from tests.together import together
 
@@ -53,36 +53,72 @@ WEIGHTS = {"model.embed_tokens.weight": np.ones((4, 4), np.float32), "model.laye
         ("layers.0.attention.k_scale", "layers.0.attention.v_scale"),
     ],
 )
-def test_names_of_factors(key, value, tmp_path):
+def test_names_of_scales(key, value, tmp_path):
     others = {
         "model.layers.0.self_attn.q_scale": 7.0,
         "model.layers.0.self_attn.q_proj.output_scale": 7.0,
         "model.layers.0.self_attn.k_proj.input_scale": 7.0,
         "mtp.layers.0.self_attn.k_scale": 7.0,
+        f"model.layers.{'9' * 5000}.self_attn.k_scale": 7.0,
     }
     file = written(tmp_path / "model.safetensors", WEIGHTS | others | {key: 0.5, value: [0.25]})
     assert read_kv_scales(file) == read_kv_scales(tmp_path) == {0: KVScales(0.5, 0.25)}
 
 
-def test_one_factor_of_both_and_layers_in_order(tmp_path):
+def test_one_scale_of_both_and_layers_in_order(tmp_path):
     tensors = {f"model.layers.{layer}.self_attn.kv_scale": layer + 1.0 for layer in (10, 9, 0)}
     found = read_kv_scales(written(tmp_path / "a.safetensors", tensors))
     assert list(found.items()) == [(layer, KVScales(layer + 1.0, layer + 1.0)) for layer in (0, 9, 10)]
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
-def test_factors_of_heads_in_every_dtype(dtype, tmp_path):
+def test_scales_of_heads_in_every_dtype(dtype, tmp_path):
     key = np.array([0.5, 0.75, 1.5, 3.0], dtype if dtype != "bfloat16" else ml_dtypes.bfloat16)
     file = written(tmp_path / "a.safetensors", pair(0, key.reshape(4, 1, 1), key[::-1].copy()))
     assert read_kv_scales(file) == {0: KVScales((0.5, 0.75, 1.5, 3.0), (3.0, 1.5, 0.75, 0.5))}
 
 
-def test_only_files_that_the_index_gives_for_factors_are_opened(tmp_path):
+@pytest.mark.parametrize(
+    "other",
+    [
+        "model.mtp.layers.0.self_attn.k_scale",
+        "model.layers.2.mtp_block.layers.0.self_attn.k_scale",
+        "model.visual.blocks.0.attn.k_scale",
+        "vision_tower.vision_model.encoder.layers.0.self_attn.k_scale",
+        "audio_tower.layers.0.self_attn.k_scale",
+        "model.encoder.layers.0.self_attn.k_scale",
+        "model.layers.0.encoder_attn.k_scale",
+    ],
+)
+def test_other_parts_of_a_model_are_not_read(other, tmp_path):
+    written(tmp_path / "model.safetensors", pair(0) | {other: 7.0})
+    assert read_kv_scales(tmp_path) == {0: KVScales(0.5, 0.25)}
+
+
+@pytest.mark.parametrize("model", ["transformer.encoder", "model.decoder", "thinker.model", "model.language_model"])
+def test_names_of_text_models(model, tmp_path):
+    names = {name.replace("model.", f"{model}.", 1): scale for name, scale in pair(0).items()}
+    assert read_kv_scales(written(tmp_path / "a.safetensors", names)) == {0: KVScales(0.5, 0.25)}
+
+
+def test_only_files_that_the_index_gives_for_scales_are_opened(tmp_path):
     written(tmp_path / "model-00002-of-00002.safetensors", pair(1))
     names = dict.fromkeys(pair(1), "model-00002-of-00002.safetensors")
     index = {"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"} | names}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     assert read_kv_scales(tmp_path) == {1: KVScales(0.5, 0.25)}
+
+
+def test_tensors_are_read_from_the_files_that_an_index_gives(tmp_path):
+    key, value = pair(0)
+    index = tmp_path / "model.safetensors.index.json"
+    written(tmp_path / "a.safetensors", {key: 0.5, value: 7.0})
+    written(tmp_path / "b.safetensors", {value: 0.25})
+    index.write_text(json.dumps({"weight_map": {key: "a.safetensors", value: "b.safetensors"}}))
+    assert read_kv_scales(tmp_path) == {0: KVScales(0.5, 0.25)}
+    index.write_text(json.dumps({"weight_map": {key: "b.safetensors", value: "b.safetensors"}}))
+    with pytest.raises(ConfigError, match=r"index.json names b.safetensors for .*k_scale, which does not have it; "):
+        read_kv_scales(tmp_path)
 
 
 def test_files_without_an_index_are_joined(tmp_path):
@@ -101,7 +137,7 @@ def test_a_file_of_scaling_factors(tmp_path):
     assert read_kv_scales(file) == {0: KVScales(0.25, 0.25), 1: KVScales(0.5, 0.5)}
 
 
-def test_specs_have_the_factors_of_their_layers(tmp_path):
+def test_specs_have_the_scales_of_their_layers(tmp_path):
     heads = tuple((np.arange(8) + 1.0).tolist())
     written(tmp_path / "model.safetensors", pair(1) | pair(0, np.array(heads)) | pair(2, 9.0))
     plain = specs_from_config(LLAMA, format=FP8)
@@ -110,11 +146,43 @@ def test_specs_have_the_factors_of_their_layers(tmp_path):
         replace(plain[1], key_scale=0.5, value_scale=0.25),
     ]
     assert specs_from_config(LLAMA, format=FP8, kv_scales=tmp_path) == expected
-    assert specs_from_config(LLAMA, format=FP8, kv_scales={0: (heads, 0.25), 1: [0.5, 0.25], 2: (9, 9)}) == expected
+    assert specs_from_config(LLAMA, format=FP8, kv_scales={0: (heads, 0.25), 1: [0.5, 0.25]}) == expected
     (only,) = {spec.key_scale for spec in specs_from_config(LLAMA, format=FP8, kv_scales={1: (0.5, 1)})[1:]}
     assert only == 0.5
     mixed = specs_from_config(LLAMA, format=FP8, value_format="nvfp4", kv_scales={0: (heads, 0.001)})[0]
     assert (mixed.key_scale, mixed.value_scale, mixed.value_format) == (heads, 0.001, "nvfp4")
+
+
+@pytest.mark.parametrize(("layer", "scales"), [(80, (0.5, 0.5)), (2, (0.5, 0.25)), (5, (None, "x"))])
+def test_layers_that_the_model_does_not_have_are_refused(layer, scales):
+    with pytest.raises(ConfigError, match=f"kv_scales has layer {layer}; the model has 2 layers, numbered from 0"):
+        specs_from_config(LLAMA, format=FP8, kv_scales={0: (0.5, 0.25), layer: scales})
+
+
+def test_a_file_of_scaling_factors_for_a_larger_model_is_refused(tmp_path):
+    file = tmp_path / "kv_cache_scales.json"
+    file.write_text(json.dumps({"kv_cache": {"dtype": FP8, "scaling_factor": {"0": {"0": 0.5, "2": 0.5}}}}))
+    with pytest.raises(ConfigError, match="kv_scales has layer 2; the model has 2 layers"):
+        specs_from_config(LLAMA, format=FP8, kv_scales=file)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "whisper", "d_model": 64, "decoder_layers": 2, "decoder_attention_heads": 2},
+        {"model_type": "bart", "d_model": 64, "decoder_layers": 2, "decoder_attention_heads": 2},
+        {"model_type": "t5", "d_model": 64, "d_kv": 32, "num_layers": 2, "num_heads": 2},
+    ],
+)
+def test_self_attention_of_a_decoder_with_an_encoder_has_the_scales(config):
+    specs = specs_from_config(config, format=FP8, kv_scales={0: (0.5, 0.25)})
+    given = [(type(spec), spec.key_scale, spec.value_scale) for spec in specs]
+    assert given == [
+        (AttentionSpec, 0.5, 0.25),
+        (AttentionSpec, 1.0, 1.0),
+        (CrossSpec, 1.0, 1.0),
+        (CrossSpec, 1.0, 1.0),
+    ]
 
 
 def test_layers_without_specs_of_their_own():
@@ -136,9 +204,6 @@ def test_layers_without_specs_of_their_own():
         read_model_config(config, format=FP8, kv_scales={2: (0.5, 0.25)})
 
 
-WHISPER = {"model_type": "whisper", "d_model": 64, "decoder_layers": 2, "decoder_attention_heads": 2}
-
-
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -146,16 +211,16 @@ WHISPER = {"model_type": "whisper", "d_model": 64, "decoder_layers": 2, "decoder
         ({"format": "int8_token"}, "layer 0: key_scale is 0.5, but format 'int8_token', which computes its scales"),
         ({"kv_scales": {0: (0.5, None)}}, "kv_scales of layer 0 have no value; pass kv_scales as a dict"),
         ({"kv_scales": {0: (None, 0.5)}}, "kv_scales of layer 0 have no key; pass kv_scales as a dict"),
-        ({"kv_scales": {0: 0.5}}, r"kv_scales of layer 0 are 0.5; expected a pair of factors \(key, value\)"),
+        ({"kv_scales": {0: 0.5}}, r"kv_scales of layer 0 are 0.5; expected a pair of scales \(key, value\)"),
         ({"kv_scales": {-1: (1, 1)}}, "a layer of kv_scales is -1; it must be at least 0"),
         ({"kv_scales": {"0": (1, 1)}}, "a layer of kv_scales is .0.; expected an integer"),
         ({"kv_scales": {0: (-1.0, 1)}}, "layer 0: key_scale is -1.0; expected a number that is finite and above 0"),
         ({"kv_scales": {0: ((1, 2), 1)}}, "layer 0: key_scale has 2 entries; .* one per key-value head: 8"),
-        ({"kv_scales": 0.5}, "checkpoint is 0.5; expected the path of a folder or a file"),
-        ({"config": WHISPER}, "kv_scales has layer 0, which stores those of an encoder, too; use dataclasses.replace"),
+        ({"kv_scales": 0.5}, "kv_scales is 0.5; expected the path of a checkpoint, or a dict of .key, value. by layer"),
+        ({"kv_scales": [(0.5, 0.5)] * 2}, "kv_scales is .*; expected the path of a checkpoint, or a dict"),
     ],
 )
-def test_factors_that_cannot_be_are_refused(options, reason):
+def test_scales_that_cannot_be_are_refused(options, reason):
     with pytest.raises((ShapeError, UnsupportedOption), match=reason):
         specs_from_config(**{"config": LLAMA, "format": FP8, "kv_scales": {0: (0.5, 0.25)}} | options)
 
@@ -167,15 +232,19 @@ def entry(**changes):
 @pytest.mark.parametrize(
     ("tensors", "changes", "reason"),
     [
-        (WEIGHTS, {}, "has no factors of keys and values, such as k_scale; leave kv_scales out"),
+        (WEIGHTS, {}, "has no scales of keys and values, such as k_scale; leave kv_scales out"),
         (pair(0, np.zeros(1, np.uint8)), {}, r"k_scale has dtype .U8.; F64, F32, F16, BF16 are supported"),
         (pair(0, np.ones(70000, np.float32)), {}, r"has shape \[70000\]; at most 65536 numbers are read"),
         (
             pair(0) | {"model.layers.0.self_attn.k_proj.k_scale": 1.0},
             {},
-            "has two factors of a layer, .*k_proj.k_scale",
+            "has two scales of a layer, .*k_proj.k_scale",
         ),
-        (pair(0) | {"draft.layers.0.self_attn.k_scale": 1.0}, {}, "has factors of several models, draft.*model"),
+        (pair(0) | {"draft.layers.0.self_attn.k_scale": 1.0}, {}, "has scales of several models, draft.*model"),
+        (pair(0, value=np.nan), {}, "v_scale is nan; expected a number that is finite and above 0"),
+        (pair(0, -1.0), {}, "k_scale is -1.0; expected"),
+        (pair(0, np.array([1.0, 0.0])), {}, r"k_scale\[1\] is 0.0; expected"),
+        (pair(0, np.ones(0, np.float32)), {}, "k_scale has no numbers; pass kv_scales as a dict"),
         (pair(0), entry(shape=[3]), r"has shape \[3\] and bytes 0 to 4, which do not match F32"),
         (pair(0), entry(shape=[-1]), r"has shape \[-1\] and bytes 0 to 4"),
         (pair(0), entry(data_offsets=[-4, 0]), "bytes -4 to 0, which do not match"),
@@ -189,6 +258,14 @@ def entry(**changes):
 def test_files_that_cannot_be_read_are_refused(tensors, changes, reason, tmp_path):
     with pytest.raises(ConfigError, match=reason):
         read_kv_scales(written(tmp_path / "a.safetensors", tensors, **changes))
+
+
+def by_layer(scales):
+    return b'{"kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0": {' + scales + b"}}}}"
+
+
+TWICE = b'{"a.k_scale": {}, "a.k_scale": {}}'
+DUPLICATE = len(TWICE).to_bytes(8, "little") + TWICE
 
 
 @pytest.mark.parametrize(
@@ -205,20 +282,28 @@ def test_files_that_cannot_be_read_are_refused(tensors, changes, reason, tmp_pat
         (
             "a.json",
             b'{"kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0": {"0": 1}, "1": {"0": 2}}}}',
-            "has other factors for other ranks; pass kv_scales as a dict",
+            "has other scales for other ranks; pass kv_scales as a dict",
         ),
         ("a.json", b'{"kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0": {"x": 1}}}}', "has the layer .x."),
         ("a.json", b'{"kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0": {"0": 0}}}}', "layer 0 is 0.0"),
+        ("a.json", by_layer(b'"' + b"9" * 5000 + b'": 1'), "has the layer .99"),
+        ("a.json", by_layer(b'"00": 1'), "has the layer .00.; expected an integer"),
+        ("a.json", by_layer(b'"0": 1, "0": 2'), "has two values of .0."),
+        ("a.json", by_layer(b'"0": null'), "layer 0 is null; expected a number"),
+        ("a.json", by_layer(b'"0": true'), "layer 0 is true; expected a number"),
+        ("a.json", by_layer(b'"0": NaN'), "layer 0 is nan; expected a number that is finite"),
+        ("a.json", by_layer(b""), "has no scales of keys and values"),
+        ("a.safetensors", DUPLICATE, "has two values of .a.k_scale."),
         ("model.safetensors.index.json", b"{}", "kv_cache is null"),
     ],
 )
-def test_bytes_that_are_no_factors_are_refused(name, content, reason, tmp_path):
+def test_bytes_that_are_no_scales_are_refused(name, content, reason, tmp_path):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ShapeError, match=reason):
+    with pytest.raises(ConfigError, match=reason):
         read_kv_scales(tmp_path / name)
 
 
-@pytest.mark.parametrize("file", ["../model.safetensors", "/etc/passwd", "", "..", 3])
+@pytest.mark.parametrize("file", ["../model.safetensors", "/etc/passwd", "", "..", 3, ["a"], {"x": 1}])
 def test_an_index_names_files_of_its_own_folder(file, tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(pair(0), file)}))
     with pytest.raises(ConfigError, match=r"names the file .*; expected one of its own folder"):

@@ -33,17 +33,19 @@ DTYPES: Mapping[str, Any] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": m
 def read_tensors(checkpoint: Path, wanted: Callable[[str], bool]) -> dict[str, list[float]]:
     """Return the numbers of the tensors with wanted names, of a file or of all files in a folder.
 
-    If the folder has an index, only files that it gives for these names are opened.
+    If the folder has an index, each tensor is read from the file that it gives, and no other file is opened.
 
     Raises
     ------
     ConfigError
-        A file cannot be read, or is not a safetensors file; a tensor is in two files; or one has another dtype than
-        float64, float32, float16 and bfloat16, or more than 65,536 numbers.
+        A file cannot be read, or is not a safetensors file; a tensor is in two files, or not in that of the index; or
+        one has another dtype than float64, float32, float16 and bfloat16, or more than 65,536 numbers.
     """
+    if os.path.isdir(checkpoint) and os.path.exists(checkpoint / INDEX):
+        return _indexed_tensors(checkpoint, wanted)
     found: dict[str, list[float]] = {}
     origin: dict[str, Path] = {}
-    for path in _files(checkpoint, wanted):
+    for path in _files(checkpoint):
         for name, numbers in _tensors_of_file(path, wanted).items():
             if name in found:
                 raise ConfigError(f"{name} is in {origin[name]} and in {path}; pass the path of one of the files")
@@ -51,19 +53,31 @@ def read_tensors(checkpoint: Path, wanted: Callable[[str], bool]) -> dict[str, l
     return found
 
 
-def _files(checkpoint: Path, wanted: Callable[[str], bool]) -> list[Path]:
-    """Return the files that can hold wanted tensors, in order of their names."""
+def _indexed_tensors(folder: Path, wanted: Callable[[str], bool]) -> dict[str, list[float]]:
+    index = folder / INDEX
+    files = read_json_object(index, HEADER_BYTES_MAX, _AGAIN, unique=True).get("weight_map")
+    if not isinstance(files, dict):
+        raise ConfigError(f"{index}: weight_map is {shown(files)}; expected the file of each tensor")
+    names: dict[str, set[str]] = {}
+    for name, file in files.items():
+        if not wanted(name):
+            continue
+        if not isinstance(file, str) or os.path.basename(file) != file or file in {"", ".", ".."}:
+            raise ConfigError(f"{index} names the file {shown(file)}; expected one of its own folder")
+        names.setdefault(file, set()).add(name)
+    found: dict[str, list[float]] = {}
+    for file, listed in sorted(names.items()):
+        tensors = _tensors_of_file(folder / file, listed.__contains__)
+        for name in sorted(listed - tensors.keys()):
+            raise ConfigError(f"{index} names {file} for {name}, which does not have it; {_AGAIN}")
+        found |= tensors
+    return found
+
+
+def _files(checkpoint: Path) -> list[Path]:
+    """Return a file, or the files in a folder, in order of their names."""
     if not os.path.isdir(checkpoint):
         return [checkpoint]
-    if os.path.exists(checkpoint / INDEX):
-        files = read_json_object(checkpoint / INDEX, HEADER_BYTES_MAX, _AGAIN, unique=True).get("weight_map")
-        if not isinstance(files, dict):
-            raise ConfigError(f"{checkpoint / INDEX}: weight_map is {shown(files)}; expected the file of each tensor")
-        names = {file for name, file in files.items() if wanted(name)}
-        for file in names:
-            if not isinstance(file, str) or os.path.basename(file) != file or file in {"", ".", ".."}:
-                raise ConfigError(f"{checkpoint / INDEX} names the file {shown(file)}; expected one of its own folder")
-        return [checkpoint / name for name in sorted(names)]
     paths = sorted(checkpoint.glob("*.safetensors"))
     if not paths:
         raise ConfigError(f"{checkpoint} has no safetensors files; pass the folder of a checkpoint, or a file")
@@ -91,7 +105,7 @@ def _read(file: BinaryIO, path: Path, wanted: Callable[[str], bool]) -> dict[str
     header = parse_json_object(text, str(path), _AGAIN, unique=True)
     tensors: dict[str, list[float]] = {}
     for name in filter(wanted, header):
-        begin, count, dtype = _place(header[name], f"{path}: {name}")
+        begin, count, dtype = tensor_extent(header[name], f"{path}: {name}")
         file.seek(8 + length + begin)
         data = file.read(count * dtype.itemsize)
         if len(data) < count * dtype.itemsize:
@@ -100,7 +114,7 @@ def _read(file: BinaryIO, path: Path, wanted: Callable[[str], bool]) -> dict[str
     return tensors
 
 
-def _place(entry: Any, where: str) -> tuple[int, int, np.dtype[Any]]:
+def tensor_extent(entry: Any, where: str) -> tuple[int, int, np.dtype[Any]]:
     """Return the first byte of a tensor, its number of elements, and its dtype."""
     try:
         name, shape = entry["dtype"], [operator.index(size) for size in entry["shape"]]
