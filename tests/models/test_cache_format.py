@@ -102,6 +102,10 @@ SELF = {"export": {"kv_cache_group": ["*self_attn.k_proj", "*self_attn.v_proj"]}
         ({"export": {"kv_cache_group": []}, "kv_cache_quant_config": {"*kv_b_proj": OUTPUT}}, "float8_e4m3fn"),
         ({"export": {"kv_cache_group": []}, "layer_quant_config": {"*k_proj": INT8}}, None),
         ({**GROUPS, "layer_quant_config": {"*layers.[0-9].k_proj": OUTPUT, "*layers.[0-9].v_proj": OUTPUT}}, FLOAT8),
+        (
+            {**GROUPS, "layer_quant_config": {"*": INT8, **dict.fromkeys(GROUPS["export"]["kv_cache_group"], OUTPUT)}},
+            FLOAT8,
+        ),
         ({**SELF, "layer_quant_config": {"*o_proj": INT8, "*k_proj": OUTPUT, "*v_proj": OUTPUT, "*": INT8}}, FLOAT8),
         ({"kv_cache_quant_config": {}}, None),
         ({}, None),

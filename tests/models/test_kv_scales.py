@@ -94,11 +94,12 @@ def test_tensors_are_read_from_the_files_that_an_index_gives(tmp_path):
     key, value = pair(0)
     index = tmp_path / "model.safetensors.index.json"
     written(tmp_path / "a.safetensors", {key: 0.5, value: 7.0})
-    written(tmp_path / "b.safetensors", {value: 0.25})
+    written(tmp_path / "b.safetensors", {key: 7.0, value: 0.25})
+    written(tmp_path / "c.safetensors", {value: 0.25})
     index.write_text(json.dumps({"weight_map": {key: "a.safetensors", value: "b.safetensors"}}))
     assert read_kv_scales(tmp_path) == {0: KVScales(0.5, 0.25)}
-    index.write_text(json.dumps({"weight_map": {key: "b.safetensors", value: "b.safetensors"}}))
-    with pytest.raises(ConfigError, match=r"index.json names b.safetensors for .*k_scale, which does not have it; "):
+    index.write_text(json.dumps({"weight_map": {key: "c.safetensors", value: "c.safetensors"}}))
+    with pytest.raises(ConfigError, match=r"index.json names c.safetensors for .*k_scale, which does not have it; "):
         read_kv_scales(tmp_path)
 
 
