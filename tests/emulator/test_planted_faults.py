@@ -202,5 +202,7 @@ def test_every_marker_is_of_a_fault_that_is_planted():
         test_sealed_faults.RESTORE_FAULTS,
         test_sealed_faults.SEALED_FAULTS,
         test_sealed_faults.PROMPT_FAULTS,
+        test_sealed_faults.PADDED_FAULTS,
+        test_sealed_faults.IN_PLACE_FAULTS,
     )
     assert sorted({fault.marker for table in tables for fault in table.values()}) == markers(SOURCES)
