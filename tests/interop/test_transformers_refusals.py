@@ -40,6 +40,15 @@ def cache(model):
     return make_cache(model)
 
 
+@pytest.mark.parametrize("name", ["keys", "values"])
+def test_a_layer_has_no_tensors(cache, name):
+    layer = cache.layers[1]
+    with pytest.raises(UnsupportedOption, match=f"layer 1 of a paged cache was asked for a tensor of its {name}"):
+        getattr(layer, name)
+    with pytest.raises(UnsupportedOption, match=rf"was given a tensor of {name}, .* write them with update\(\)"):
+        setattr(layer, name, torch.zeros(1))
+
+
 # ---- models
 
 
