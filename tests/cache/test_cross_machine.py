@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pagecore import AttentionSpec, CrossSpec, OutOfBlocks, PagedKVCache, SwapSpace
-from tests.cache.test_cross import attention
+from tests.cache.cross_caches import attention
 from tests.faults import is_full
 from tests.machines import drawn
 from tests.reference.dense import dense_attention

@@ -16,7 +16,7 @@ from pagecore import (
 )
 from pagecore.serving.planner import plan_memory
 from tests.cache.caches import normal
-from tests.cache.test_cross import attention, encode, expect_seen
+from tests.cache.cross_caches import attention, encode, expect_seen
 
 STATE = StateSpec((Plane("temporal", (4,), "float32", per="sequence"),), chunk=4, interval=8)
 OWN = AttentionSpec(2, 8, dtype="float32", num_query_heads=4)

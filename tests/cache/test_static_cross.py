@@ -22,7 +22,7 @@ from pagecore.arrays.dtypes.formats import FORMATS
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.models import specs_from_config
 from tests.cache.caches import SPEC, normal
-from tests.cache.test_cross import attention
+from tests.cache.cross_caches import attention
 from tests.ops import formats_twin as twin
 from tests.reference.static_cache import CrossTwin, StaticTwin
 from tests.together import together

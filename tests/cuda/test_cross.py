@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from pagecore import PagedKVCache
-from tests.cache.test_cross import LAYERS, attention, normal
+from tests.cache.caches import normal
+from tests.cache.cross_caches import LAYERS, attention
 from tests.cache.test_cross_machine import CrossMachine
 from tests.cuda.caches import DeviceCache, run_machine
 from tests.cuda.matrix import cases
