@@ -22,6 +22,33 @@ def test_a_prefill_keeps_the_last_whole_chunk(before, count, expected):
     assert bool(batch.checkpoint_write.numpy()[0]) == bool(expected)
 
 
+@pytest.mark.parametrize("recompute_last_block", [False, True])
+@pytest.mark.parametrize("length", [63, 64, 65, 80, 96, 127, 128, 129, 144, 192, 256])
+def test_a_prompt_that_is_repeated_begins_with_a_state_of_the_first_one(length, recompute_last_block):
+    cache = make(recompute_last_block=recompute_last_block)
+    with cache.add_sequence(range(length)) as first:
+        kept = compute(cache, first, length).checkpoint_lengths.numpy()[0]
+    end = max(0, (length - 1) // 16 - recompute_last_block) * 16
+    assert kept == (end // 64 * 64 or length // 64 * 64)  # the only one serves what continues the prompt
+    assert cache.match_length(range(length)) == end // 64 * 64
+    if not recompute_last_block:
+        assert cache.match_length([*range(length), *range(32)]) == kept
+
+
+def test_parts_of_a_prompt_leave_a_state_for_its_repetition_and_one_for_what_continues_it():
+    cache = make()
+    with cache.add_sequence(range(192)) as first:
+        assert [compute(cache, first, count).checkpoint_lengths.numpy()[0] for count in (128, 64)] == [128, 192]
+    assert (cache.match_length(range(192)), cache.match_length(range(193))) == (128, 192)
+
+
+def test_a_prompt_that_grew_before_its_step_keeps_its_checkpoint_before_its_new_end():
+    cache = make()
+    first = cache.add_sequence(range(128))
+    cache.append_tokens([first], [range(128, 256)])
+    assert compute(cache, first, 256).checkpoint_lengths.numpy()[0] == 192
+
+
 def test_decoding_keeps_a_checkpoint_at_every_interval():
     """Checkpoints D4."""
     cache = make()

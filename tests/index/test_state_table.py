@@ -5,7 +5,7 @@ import gc
 import numpy as np
 import pytest
 
-from pagecore.errors import OutOfBlocks
+from pagecore.errors import InvalidSequence, OutOfBlocks
 from pagecore.index import BlockPool, BlockTables, StateBuffers, StateTable, StepBuffers
 from tests.reference.state_table import checkpoint_length
 
@@ -103,6 +103,19 @@ def test_worked_example_d5_checkpoint_at_a_branch_point(full, state, kept):
     assert states.checkpoint_length(state, 1000, shared=full) == (kept or states.checkpoint_length(state, 1000))
 
 
+def test_a_prefill_keeps_its_checkpoint_before_the_end_that_its_row_has():
+    made = Made()
+    rows = [made.states.add() for _ in range(3)]
+    made.states.set_ends(rows[:2], [240, 48])
+    made.prepare(rows, [256, 64, 256])
+    assert made.slots.checkpoint_lengths[:3].tolist() == [192, 64, 256]
+    with pytest.raises(InvalidSequence, match="in flight"):
+        made.states.set_ends(rows[:1], [1])
+    made.states.commit(rows)
+    assert [made.states.checkpoint(row)[1] for row in rows] == [192, 64, 256]
+    made.states.check_invariants(exclusive=True)
+
+
 @pytest.mark.parametrize("how", ["abandon", "undo", "truncate"])
 def test_a_row_that_no_longer_shares_blocks_forgets_where_others_branch_off(how):
     made = Made()
@@ -165,9 +178,11 @@ def test_checkpoint_lengths_equal_those_of_the_twin():
         interval = chunk * int(random.integers(1, 4))
         delay = int(random.choice([0, random.integers(1, 30)]))
         made = Made(block_size=block, drafts=drafts, chunk=chunk, interval=interval, delay=delay, max_sequences=1)
-        before, count, shared = (int(n) for n in random.integers(0, 60, 3))
+        before, count, shared, end = (int(n) for n in random.integers(0, 60, 4))
         expected = checkpoint_length(before, count, chunk, interval, block, drafts, shared, delay)
         assert made.states.checkpoint_length(before, count, shared) == expected
+        expected = checkpoint_length(before, count, chunk, interval, block, drafts, shared, delay, end)
+        assert made.states.checkpoint_length(before, count, shared, end) == expected
 
 
 @pytest.mark.parametrize("sizes", [[1], [4, 8], [4, 8, 40]])

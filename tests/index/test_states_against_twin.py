@@ -156,6 +156,9 @@ class StatesMachine(RuleBasedStateMachine):
         self.both("resume_length", data.draw(st.sampled_from([-1, *self.twin.states])), length)
         if length < 3:
             self.both("drop_checkpoints", self.some_rows(data, idle=True))
+        elif length < 12:
+            rows = self.some_rows(data, idle=True)
+            self.both("set_ends", rows, data.draw(st.lists(st.integers(0, 30), min_size=len(rows), max_size=len(rows))))
 
     @rule(data=st.data(), keep_checkpoints=st.sampled_from([True, True, False]), end=st.sampled_from(ENDS))
     def prepare(self, data, keep_checkpoints, end):

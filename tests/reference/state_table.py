@@ -21,6 +21,8 @@ from pagecore.errors import (
 from tests.reference.block_pool import BlockPool
 from tests.reference.block_tables import BlockTables
 
+NO_END = 2**31 - 1
+
 
 @dataclass
 class Step:
@@ -43,11 +45,20 @@ class State:
     checkpoint: int = 0
     checkpoint_length: int = 0
     branch: int = 0  # tokens whose keys and values others share
+    end: int = NO_END  # tokens up to which an equal sequence could find it
     step: Step | None = None
 
 
 def checkpoint_length(
-    before: int, count: int, chunk: int, interval: int, block: int, drafts: int, branch: int = 0, delay: int = 0
+    before: int,
+    count: int,
+    chunk: int,
+    interval: int,
+    block: int,
+    drafts: int,
+    branch: int = 0,
+    delay: int = 0,
+    end: int = NO_END,
 ) -> int:
     """Return the length at which a step keeps a checkpoint, by trying every length."""
     grid = math.lcm(chunk, interval, block)
@@ -57,7 +68,7 @@ def checkpoint_length(
         return max((n for n in range(before + 1, before + count + 1) if n % grid == 0), default=0)
     possible = [n for n in range(before + chunk, before + count + 1, chunk) if n % block == 0]
     lengths = [n for n in possible if n <= before + count - delay]
-    lengths = [n for n in lengths if n <= branch] or lengths
+    lengths = [n for n in lengths if n <= branch] or [n for n in lengths if n <= end] or lengths
     if delay and not lengths:
         wide = next(n for n in itertools.count(grid, grid) if n > 2 * delay + math.lcm(chunk, block))
         last = (before + count) // wide * wide
@@ -153,7 +164,7 @@ class StateTable:
         self.share_kept(state.checkpoint)
 
     def kept(self, state: State, count: int) -> int:
-        return checkpoint_length(state.length, count, *self.grid, state.branch)
+        return checkpoint_length(state.length, count, *self.grid, state.branch, end=state.end)
 
     # Rows.
 
@@ -211,7 +222,7 @@ class StateTable:
             self.drop(state.running)
             state.length, state.running, state.resting = source.length, source.running, source.resting
             state.checkpoint, state.checkpoint_length = source.checkpoint, source.checkpoint_length
-            state.branch = source.branch
+            state.branch, state.end = source.branch, source.end
 
     def truncate(self, rows: list[int], lengths: list[int], keep_capacity: bool = False) -> None:
         states = self.idle(rows)
@@ -234,6 +245,10 @@ class StateTable:
         self.drop_kept(state.resting)
         state.running, state.resting = (0, state.checkpoint) if self.quantises else (state.checkpoint, 0)
         state.length = state.checkpoint_length
+
+    def set_ends(self, rows: list[int], ends: list[int]) -> None:
+        for state, end in zip(self.idle(rows), ends, strict=True):
+            state.end = end
 
     def drop_checkpoints(self, rows: list[int]) -> int:
         states = self.idle(rows)

@@ -27,7 +27,8 @@ def count_state_hits(texts, block_size, chunk, interval, step_tokens):
             count = 1
             if length < len(prompt):
                 count = prompt_end(len(prompt), start, length, matched, grid, step_tokens) - length
-            kept = checkpoint_length(length, count, chunk, interval, block_size, 0, matched)
+            end = (len(prompt) - 1) // block_size * block_size if length < len(prompt) else length
+            kept = checkpoint_length(length, count, chunk, interval, block_size, 0, matched, end=end)
             if kept:
                 states.add(names[kept // block_size - 1])
             length += count

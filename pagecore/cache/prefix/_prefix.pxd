@@ -73,6 +73,7 @@ cdef class PrefixCache:
     cdef int tick(self) except -1
     cdef int reserve_moves(self, int64_t count) except -1
     cdef int match_sequence(self, Sequence sequence, int64_t max_blocks, NativeMatch* found) except -1
+    cdef int32_t last_match(self, Sequence sequence) noexcept
     # Commit: these cannot fail.
     cdef void attach(self, Sequence sequence, NativeMatch& found) noexcept
     cdef void inherit(

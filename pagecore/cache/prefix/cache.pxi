@@ -182,6 +182,10 @@ cdef class PrefixCache:
         query.space = hold.namespace_number
         return query
 
+    cdef int32_t last_match(self, Sequence sequence) noexcept:
+        """Return the tokens up to which a sequence of the same known tokens could find its prefix."""
+        return max(0, (sequence.known - 1) // self.block_size - self.gives_up_last) * self.block_size
+
     # -- commit --------------------------------------------------------------------------------------------------
 
     cdef void attach(self, Sequence sequence, NativeMatch& found) noexcept:

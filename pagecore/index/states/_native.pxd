@@ -92,7 +92,8 @@ cdef extern from "pagecore/index/states/state_table.hpp" namespace "pagecore" no
         int32_t checkpoint_length(int32_t row) except +raise_python_error
         int32_t resume_length(int32_t row, int32_t length) except +raise_python_error
         int32_t step_count(int32_t row) except +raise_python_error
-        int32_t grid_length(int32_t before, int32_t count, int32_t branch)
+        int32_t grid_length(int32_t before, int32_t count, int32_t branch, int32_t end)
+        void set_end(int32_t row, int32_t end) except +raise_python_error
         int32_t max_sequences()
         size_t nbytes()
         int64_t checkpoint_shortage()

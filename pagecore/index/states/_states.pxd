@@ -45,6 +45,7 @@ cdef class StateTableCore:
     cdef int _check_state(self, int32_t length, int64_t slot) except -1
     cdef int _add(self, int32_t row, int32_t length, int32_t state, int32_t branch) except -1
     cdef int _check_fork(self, int32_t row) except -1
+    cdef int _check_ends(self, Int32s rows) except -1
     cdef int _fork(self, int32_t row, int32_t child) except -1
     cdef int _check_used(self, Int32s rows) except -1
     cdef int _check_truncate(self, Int32s rows, Int32s lengths) except -1
@@ -54,6 +55,8 @@ cdef class StateTableCore:
     # The raw interface, for a cache, which changes the block tables itself. Calls that begin with check, shortages and
     # try_reserve_raw may raise, with nothing changed; the change of the same name follows, and cannot fail.
     cdef void add_raw(self, int32_t row, int32_t length, int32_t state, int32_t branch) noexcept
+    # Sets the tokens up to which an equal sequence could find a row, unless a step of the row is in flight.
+    cdef void set_end_raw(self, int32_t row, int32_t end) noexcept
     cdef void restore_raw(
         self, int32_t row, int32_t length, int32_t running, int32_t resting, int32_t checkpoint_length,
         int32_t checkpoint

@@ -4,6 +4,8 @@
 //             after each chunk of its tokens, and the prefix tree keeps states between blocks
 //   branch    a prefill that passes the end of the keys and values that the sequence shares keeps its checkpoint before
 //             that end instead, because other sequences branch off there
+//   end       a prefill that passes the last block that an equal sequence could find keeps its checkpoint before that
+//             instead, unless there is none after `before`: an equal sequence computes at least its last token
 //   decode    multiples of lcm(chunk, block size, interval)
 //
 // With a `delay`, the prefix tree takes a checkpoint once `delay` more tokens are computed. A row keeps its newest
@@ -45,12 +47,15 @@ class StateGrid {
   [[nodiscard]] bool is_decode(TokenCount count) const { return count <= 1 + drafts_; }
 
   // The checkpoint of a step from `before` tokens to `before + count`; 0 for none. Others share the sequence up to
-  // `branch` tokens.
-  [[nodiscard]] TokenCount checkpoint(TokenCount before, TokenCount count, TokenCount branch) const {
+  // `branch` tokens, and an equal sequence could find it up to `end` tokens.
+  [[nodiscard]] TokenCount checkpoint(TokenCount before, TokenCount count, TokenCount branch, TokenCount end) const {
     if (is_decode(count)) return in_decode(before, count);
     const auto whole = static_cast<TokenCount>(std::max<int64_t>(count - delay_, 0));
-    const TokenCount shared = branch > before ? in_prefill(before, std::min(whole, branch - before)) : 0;
-    const TokenCount kept = shared > 0 ? shared : in_prefill(before, whole);
+    TokenCount kept = 0;
+    for (const TokenCount last : {branch, end}) {
+      if (kept == 0 && last > before) kept = in_prefill(before, std::min(whole, last - before));
+    }
+    if (kept == 0) kept = in_prefill(before, whole);
     if (kept > 0 || !has_wide_) return kept;
     const TokenCount last = last_multiple(wide_size_, before, count);
     // The kernel also has the state after its last token.

@@ -116,6 +116,7 @@ void StateTable::add(RowId row, TokenCount length, BlockId state, TokenCount bra
   entry.checkpoint = state;
   entry.length = entry.checkpoint_length = length;
   entry.branch = branch;
+  entry.end = kNoEnd;
   share_slots(entry);
 }
 
@@ -133,6 +134,7 @@ void StateTable::copy_slots(const Row& from, Row& to) {
   to.length = from.length;
   to.checkpoint_length = from.checkpoint_length;
   to.branch = from.branch;
+  to.end = from.end;
 }
 
 void StateTable::restore(RowId row, TokenCount length, BlockId running, BlockId resting, TokenCount checkpoint_length,
@@ -148,6 +150,7 @@ void StateTable::restore(RowId row, TokenCount length, BlockId running, BlockId 
   entry.length = length;
   entry.checkpoint_length = checkpoint_length;
   entry.branch = 0;
+  entry.end = kNoEnd;
   share_slots(entry);
 }
 
@@ -172,6 +175,7 @@ void StateTable::release(Row& row) {
   drop(row.spare);
   drop(row.running);
   row.length = row.checkpoint_length = row.branch = 0;
+  row.end = kNoEnd;
 }
 
 void StateTable::remove(RowSpan rows) {

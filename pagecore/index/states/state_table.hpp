@@ -59,6 +59,7 @@ class StateTable {
  public:
   using RowSpan = std::span<const RowId>;
   using CountSpan = std::span<const TokenCount>;
+  static constexpr TokenCount kNoEnd = INT32_MAX;
 
   // `checkpoints` is the pool of quantised checkpoints; null if checkpoints have slots of `slots`.
   StateTable(std::shared_ptr<BlockPool> slots, std::shared_ptr<BlockPool> checkpoints, const StateOptions& options,
@@ -71,6 +72,10 @@ class StateTable {
   // tables share its keys and values up to `branch` tokens.
   void check_state(TokenCount length, int64_t state) const;
   void add(RowId row, TokenCount length, BlockId state, TokenCount branch);
+  // Sets the tokens up to which an equal sequence could find the row; kNoEnd at first. A row in flight keeps its end.
+  void set_end(RowId row, TokenCount end) {
+    if (!used(row).in_flight) at(row).end = end;
+  }
   // Begins a row with a state, running or resting, and a checkpoint, of which either may be missing (null, 0 tokens).
   void restore(RowId row, TokenCount length, BlockId running, BlockId resting, TokenCount checkpoint_length,
                BlockId checkpoint);
@@ -140,8 +145,8 @@ class StateTable {
   // Tokens of the step in flight; 0 without one.
   [[nodiscard]] TokenCount step_count(RowId row) const { return used(row).count; }
   // The length at which a step from `before` tokens by `count` keeps a checkpoint; 0 for none.
-  [[nodiscard]] TokenCount grid_length(TokenCount before, TokenCount count, TokenCount branch) const {
-    return grid_.checkpoint(before, count, branch);
+  [[nodiscard]] TokenCount grid_length(TokenCount before, TokenCount count, TokenCount branch, TokenCount end) const {
+    return grid_.checkpoint(before, count, branch, end);
   }
   [[nodiscard]] int32_t max_sequences() const { return max_sequences_; }
   [[nodiscard]] size_t nbytes() const { return rows_.nbytes() + written_.nbytes(); }
@@ -162,6 +167,7 @@ class StateTable {
     TokenCount length;
     TokenCount checkpoint_length;
     TokenCount branch;
+    TokenCount end;
     // Of the step in flight:
     TokenCount count;
     BlockId planned;   // slot of a checkpoint inside a prefill, or null
@@ -214,18 +220,21 @@ class StateTable {
     return written_.data() + static_cast<size_t>(row) * static_cast<size_t>(grid_.draft_tokens() + 1);
   }
   [[nodiscard]] const BlockId* written(RowId row) const { return const_cast<StateTable*>(this)->written(row); }
+  // Length of the checkpoint of a step that is accepted whole; 0 for none.
+  [[nodiscard]] TokenCount checkpoint_of(const Row& row, TokenCount count) const {
+    return grid_.checkpoint(row.length, count, row.branch, row.end);
+  }
   // Length of a checkpoint that needs a slot of its own, because the step goes on after it; 0 for none.
   [[nodiscard]] TokenCount inner_checkpoint(const Row& row, TokenCount count) const {
     if (count <= 0 || grid_.is_decode(count)) return 0;
-    const TokenCount length = grid_.checkpoint(row.length, count, row.branch);
+    const TokenCount length = checkpoint_of(row, count);
     return length < row.length + count ? length : 0;
   }
 
   // Length of the checkpoint that a step keeps if `accepted` of its tokens stay; 0 for none.
   [[nodiscard]] TokenCount kept_length(const Row& row, TokenCount accepted) const {
     if (!row.has_checkpoint || accepted == 0) return 0;
-    return grid_.is_decode(row.count) ? grid_.in_decode(row.length, accepted)
-                                      : grid_.checkpoint(row.length, row.count, row.branch);
+    return grid_.is_decode(row.count) ? grid_.in_decode(row.length, accepted) : checkpoint_of(row, row.count);
   }
 
   void check_step(RowSpan rows, CountSpan counts, const TokenCount* lengths);

@@ -189,6 +189,35 @@ Slots of a `StatePool` for the sequences of block tables.
         self.tables.truncate_raw(which.data, kept.data, which.size, keep_capacity)
         self.truncate_raw(view(which), view(kept))
 
+    def set_ends(self, rows, ends):
+        """Set the tokens up to which an equal sequence could find what each row leaves in a prefix cache.
+
+        An equal sequence computes at least its last token, so that a state at its end is useless to it. A prefill that
+        passes the end keeps its checkpoint before it, unless the grid has none after the row's length. Without a call,
+        and after a row returned to 0 tokens, a row has no end. Call it before `prepare` when the length of a prompt is
+        known or has changed: the last multiple of the block size before the last token.
+
+        Parameters
+        ----------
+        rows : int or array_like of int
+            Distinct rows.
+        ends : int or array_like of int
+            An end for each row, 0 or more.
+
+        Raises
+        ------
+        ShapeError
+            An end is out of range, or the numbers of rows and ends differ.
+        InvalidSequence
+            A row is unused or repeated, or a step of it is in flight.
+        """
+        cdef Integers which = as_integers(rows, "row", InvalidSequence)
+        cdef Integers last = as_counts(ends, which.size, "end")
+        cdef Py_ssize_t i
+        self._check_ends(view(which))
+        for i in range(which.size):
+            self.set_end_raw(which.data[i], last.data[i])
+
     def drop_checkpoints(self, rows):
         """Forget the checkpoints of rows; return the number of slots that became free.
 

@@ -77,7 +77,7 @@ cdef class StateTableCore:
             raise ShapeError(f"length is {most}; use 0 or more")
         return deref(self.native).resume_length(as_row(row), <int32_t> min(most, INT32_MAX))
 
-    def checkpoint_length(self, before, count, shared=0):
+    def checkpoint_length(self, before, count, shared=0, end=None):
         """Return the length at which a step from `before` tokens by `count` keeps a checkpoint; 0 for none.
 
         Parameters
@@ -85,13 +85,18 @@ cdef class StateTableCore:
         before, count : int
         shared : int
             Tokens of the prefix that the sequence began with.
+        end : int, optional
+            As `StateTable.set_ends` sets it.
         """
+        cdef int64_t last = INT32_MAX if end is None else min(max(as_int64(end, "end"), 0), INT32_MAX)
         cdef int64_t length = as_int64(before, "before")
         cdef int64_t added = as_int64(count, "count")
         cdef int64_t branch = min(max(as_int64(shared, "shared"), 0), INT32_MAX)
         if length < 0 or added < 0 or length > INT32_MAX or added > INT32_MAX - length:
             raise ShapeError(f"a step from {length} tokens by {added}; use lengths from 0 to {INT32_MAX}")
-        return deref(self.native).grid_length(<int32_t> length, <int32_t> added, <int32_t> branch)
+        return deref(self.native).grid_length(
+            <int32_t> length, <int32_t> added, <int32_t> branch, <int32_t> last
+        )
 
     @property
     def in_place(self):
@@ -172,6 +177,10 @@ cdef class StateTableCore:
         deref(self.native).check_idle(Int32s(&row, 1), b"forked")
         return 0
 
+    cdef int _check_ends(self, Int32s rows) except -1:
+        deref(self.native).check_idle(rows, b"given an end")
+        return 0
+
     cdef int _fork(self, int32_t row, int32_t child) except -1:
         deref(self.native).fork(row, child)
         return 0
@@ -207,6 +216,9 @@ cdef class StateTableCore:
 
     cdef void add_raw(self, int32_t row, int32_t length, int32_t state, int32_t branch) noexcept:
         deref(self.native).add(row, length, state, branch)
+
+    cdef void set_end_raw(self, int32_t row, int32_t end) noexcept:
+        deref(self.native).set_end(row, end)
 
     cdef void restore_raw(
         self, int32_t row, int32_t length, int32_t running, int32_t resting, int32_t checkpoint_length,

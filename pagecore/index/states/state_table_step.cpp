@@ -78,7 +78,7 @@ int64_t StateTable::count_checkpoints(RowSpan rows, CountSpan counts) const {
   int64_t needed = 0;
   for (size_t i = 0; i < rows.size(); ++i) {
     const Row& row = rows_[static_cast<size_t>(rows[i])];
-    needed += counts[i] > 0 && grid_.checkpoint(row.length, counts[i], row.branch) > 0;
+    needed += counts[i] > 0 && checkpoint_of(row, counts[i]) > 0;
   }
   return needed;
 }
@@ -196,7 +196,7 @@ void StateTable::take_row(RowId number, TokenCount count, StateBuffers& out) {
   for (size_t i = 1; i < num; ++i) slots[i] = next_reserved();
   if (!keeps_checkpoints_) return;
   if (inner_checkpoint(row, count) > 0) row.planned = next_reserved();
-  if (quantises_ && grid_.checkpoint(row.length, count, row.branch) > 0) row.reserved = next_reserved_checkpoint();
+  if (quantises_ && checkpoint_of(row, count) > 0) row.reserved = next_reserved_checkpoint();
 }
 
 void StateTable::fill_row(RowId number, size_t i, BlockId read, StateBuffers& out) {
@@ -210,7 +210,7 @@ void StateTable::fill_row(RowId number, size_t i, BlockId read, StateBuffers& ou
     out.draft_read(i)[0] = read;
     std::copy_n(slots, num - 1, out.draft_read(i) + 1);
   }
-  const TokenCount kept = row.has_checkpoint ? grid_.checkpoint(row.length, row.count, row.branch) : 0;
+  const TokenCount kept = row.has_checkpoint ? checkpoint_of(row, row.count) : 0;
   if (kept == 0) return;
   out.checkpoint_lengths()[i] = kept;
   if (row.planned != kNullBlock) {

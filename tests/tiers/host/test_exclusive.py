@@ -275,7 +275,7 @@ def test_states_that_a_step_evicts_are_saved():
     cache = PagedKVCache([FULL, STATE], block_size=4, num_blocks=40, num_states=5, max_sequences=1, device="none")
     tiers = Tiers(cache, HostTier(cache, num_blocks=80, num_states=40), write="on_evict", min_tokens=1)
     for start in range(0, 500, 100):
-        serve(cache, range(start, start + 16))
+        serve(cache, range(start, start + 18))
     assert tiers.host._index.num_cached() > 0
     assert sum(serve(cache, range(start, start + 20)) for start in range(0, 500, 100)) >= 64
     tiers.check_invariants()
