@@ -24,7 +24,7 @@ from pagecore.cache.prefix.retention import Priority, Spans, checked_rank, reten
 from pagecore.cache.sequences._sequences import Sequence, token_ids
 from pagecore.errors import UnsupportedOption
 from pagecore.storage import KVLayout, TensorParallel
-from pagecore.storage.checks import require_int
+from pagecore.storage.checks import flag, require_int
 from pagecore.storage.memory.budgets import Memory
 from pagecore.storage.pools.allocation import Allocator
 
@@ -215,6 +215,7 @@ class PagedKVCache(StepMethods, SwapMethods, CompactMethods, PrefixMethods, Save
         rank: float | None = None,
         cross_tokens: SupportsIndex | None = None,
         cross_digest: bytes | int | None = None,
+        tentative: bool = False,
     ) -> Sequence:
         """Add a sequence with known `tokens`; its cached prefix is shared, and `prepare` takes the other blocks.
 
@@ -252,6 +253,10 @@ class PagedKVCache(StepMethods, SwapMethods, CompactMethods, PrefixMethods, Save
             digest, later ones share its blocks, and their steps do not write it again. Cached prefixes of the decoder
             are shared between equal digests only; a sequence with encoder tokens and without a digest neither reuses a
             prefix nor leaves one.
+        tentative : bool
+            True for a sequence that may be removed before its first step, and added again later, because it has no
+            room: its prefix counts once its first step is prepared, in `stats` and as a hit for the eviction policy.
+            Otherwise each call counts at once.
 
         Raises
         ------
@@ -266,9 +271,11 @@ class PagedKVCache(StepMethods, SwapMethods, CompactMethods, PrefixMethods, Save
             A namespace or digest of a type that cannot be compared.
         UnsupportedOption
             A priority or rank that the policy does not use; a time_to_live without a priority; cross_tokens for a cache
-            without cross-attention layers; a cross_digest without cross_tokens, or with 0.
+            without cross-attention layers; a cross_digest without cross_tokens, or with 0; `tentative` that is not True
+            or False.
         """
         ids = token_ids(tokens)
+        is_tentative = flag("tentative", tentative)
         cross = cross_request(self._parts, cross_tokens, cross_digest, namespace)
         own_namespace = cross_namespace(namespace, cross_digest)
         options = retention_options(self.eviction_policy, own_namespace, spans, priority, time_to_live, rank)
@@ -276,7 +283,7 @@ class PagedKVCache(StepMethods, SwapMethods, CompactMethods, PrefixMethods, Save
         if self._parts.cross is not None and (cross is None or cross[1] is None):
             most = 0  # the encoder output that its keys depend on has no name
         check_length(len(ids), self.max_tokens_per_sequence)
-        return lifecycle.add(self._parts.state, id, ids, options, most, cross)
+        return lifecycle.add(self._parts.state, id, ids, options, most, cross, is_tentative)
 
     def set_cross_tokens(
         self, sequence: Sequence, num_tokens: SupportsIndex, *, digest: bytes | int | None = None

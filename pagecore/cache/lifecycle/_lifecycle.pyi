@@ -21,6 +21,7 @@ def add(
     options: RetentionOptions,
     most: int,
     cross: tuple[int, Hashable] | None = None,
+    is_tentative: bool = False,
 ) -> Sequence: ...
 def fork(state: CacheState, parent: Sequence, name: object) -> Sequence: ...
 def append(

@@ -17,13 +17,18 @@ from pagecore.errors import OutOfRows
 NO_IDS = np.zeros(0, np.int32)
 
 
-def add(CacheState state not None, name, const int32_t[::1] ids not None, options, int64_t most, cross=None):
+def add(
+    CacheState state not None, name, const int32_t[::1] ids not None, options, int64_t most, cross=None,
+    bint is_tentative=False,
+):
     """Add a sequence whose row begins with its cached prefix, up to `most` tokens; see `PagedKVCache.add_sequence`.
 
     Parameters
     ----------
     cross : tuple of (int, key), optional
         Number of encoder tokens and the key of the encoder's output, see `CrossContent`.
+    is_tentative : bool
+        The sequence counts as a hit or a miss from its first step on.
     """
     cdef Sequence sequence
     cdef CrossContent content = None
@@ -62,7 +67,7 @@ def add(CacheState state not None, name, const int32_t[::1] ids not None, option
         sequence.matched = <int32_t>(
             (found.shared_blocks if state.states is None else found.full_blocks) * state.block_size
         )
-        state.prefix.attach(sequence, found)
+        state.prefix.attach(sequence, row, found, is_tentative)
         sequence.computed = sequence.cached = <int32_t>length
         if state.seals is not None:
             sequence.sealed = <int32_t>length

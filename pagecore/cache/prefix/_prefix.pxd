@@ -75,7 +75,10 @@ cdef class PrefixCache:
     cdef int match_sequence(self, Sequence sequence, int64_t max_blocks, NativeMatch* found) except -1
     cdef int32_t last_match(self, Sequence sequence) noexcept
     # Commit: these cannot fail.
-    cdef void attach(self, Sequence sequence, NativeMatch& found) noexcept
+    cdef void attach(self, Sequence sequence, int32_t row, NativeMatch& found, bint is_tentative) noexcept
+    cdef void count_first(self, Sequence sequence) noexcept
+    cdef void count(self, PrefixHold hold, int32_t row) noexcept
+    cdef int32_t num_begun(self, PrefixHold hold, int32_t component) noexcept
     cdef void inherit(
         self, Sequence child, PrefixHold hold, PrefixHold source, int32_t published, bint has_duplicates
     ) noexcept

@@ -188,24 +188,48 @@ cdef class PrefixCache:
 
     # -- commit --------------------------------------------------------------------------------------------------
 
-    cdef void attach(self, Sequence sequence, NativeMatch& found) noexcept:
-        """Hold the match of a new sequence, and count it as a hit or a miss."""
-        cdef int32_t lane
-        cdef size_t count
-        if self.is_watched:
-            for lane in range(self.num_lanes):
-                count = self.copy_shared(found, lane, self.ids)
-                (<WatchedPool>self.pools[lane]).note_hit(self.ids, count)
-        sequence.hold.receipt.native = self.tree.native.reserved_lock_shared(found)
+    cdef void attach(self, Sequence sequence, int32_t row, NativeMatch& found, bint is_tentative) noexcept:
+        """Hold the match of a new sequence in a row; count it as a hit or a miss, now or with its first step."""
+        sequence.hold.receipt.native = self.tree.native.reserved_lock_shared(found, not is_tentative)
         if self.shares_ahead and found.full_blocks > found.shared_blocks:
             sequence.hold.ahead.native = self.tree.native.reserved_lock_ahead(found)
         sequence.hold.published = <int32_t>found.shared_blocks
         sequence.hold.offered_state = <int32_t>(found.blocks * self.block_size) if found.state >= 0 else 0
-        self.num_query_tokens += sequence.known
-        self.num_hit_tokens += found.blocks * self.block_size
-        self.num_shared_tokens += (found.full_blocks if self.shares_ahead else found.shared_blocks) * self.block_size
-        self.num_hits += found.blocks > 0
-        self.num_misses += found.blocks == 0
+        sequence.hold.asked_tokens = sequence.known
+        sequence.hold.hit_blocks = <int32_t>found.blocks
+        sequence.hold.shared_blocks = <int32_t>(found.full_blocks if self.shares_ahead else found.shared_blocks)
+        sequence.hold.is_tentative = is_tentative
+        if not is_tentative:
+            self.count(sequence.hold, row)
+
+    cdef void count_first(self, Sequence sequence) noexcept:
+        """Count the prefix of a sequence that was added tentatively, in its first step."""
+        if sequence.hold.is_tentative:
+            sequence.hold.is_tentative = False
+            self.tree.native.count_hit(sequence.hold.receipt.native, sequence.hold.hit_blocks)
+            self.count(sequence.hold, sequence.row)
+
+    cdef void count(self, PrefixHold hold, int32_t row) noexcept:
+        """Count the prefix with which a row began as a hit or a miss."""
+        cdef Int32s blocks
+        cdef int32_t lane
+        cdef size_t begun
+        if self.is_watched:
+            for lane in range(self.num_lanes):
+                blocks = self.tables.row_raw(row, self.groups[lane])
+                begun = min(<size_t>self.num_begun(hold, self.component_of(lane)), blocks.size())
+                (<WatchedPool>self.pools[lane]).note_hit(blocks.data(), begun)
+        self.num_query_tokens += hold.asked_tokens
+        self.num_hit_tokens += hold.hit_blocks * self.block_size
+        self.num_shared_tokens += hold.shared_blocks * self.block_size
+        self.num_hits += hold.hit_blocks > 0
+        self.num_misses += hold.hit_blocks == 0
+
+    cdef int32_t num_begun(self, PrefixHold hold, int32_t component) noexcept:
+        """Return the blocks with which a row of a component began."""
+        if hold.shared_blocks > hold.hit_blocks and self.shares_ahead and not hold.has_component_ahead(component):
+            return hold.hit_blocks
+        return hold.shared_blocks
 
     cdef void inherit(
         self, Sequence child, PrefixHold hold, PrefixHold source, int32_t published, bint has_duplicates

@@ -79,6 +79,9 @@ cdef class PrefixHold:
     cdef int32_t publish_limit
     # Tokens of the newest checkpoint that was offered to the tree; 0 for none, and in a cache without states.
     cdef int32_t offered_state
+    # The prefix that was found when the sequence was added; it is not counted yet if the sequence is tentative.
+    cdef int32_t asked_tokens, hit_blocks, shared_blocks
+    cdef bint is_tentative
     # Blocks, and tokens of the newest checkpoint, that were offered to a tier; only to skip offers that bring nothing.
     cdef int32_t backed_up, backed_up_state
     cdef object options         # the RetentionOptions; None in an empty hold of a cache without a prefix cache

@@ -83,10 +83,12 @@ cdef bint take_blocks(StepRecord step, list writers) except -1:
     cdef StepPlan plan = step.plan
     cdef bint keeps = not plan.is_arrival  # the states of an arrival are not computed here
     if try_prepare(step, keeps):
+        count_hits(step)
         return True
     if (step.state.prefix is None and step.states is None) or not plan.count_missing(writers):
         return False
     # Enough blocks can be freed: from here on nothing fails.
+    count_hits(step)
     for writer in writers:
         give_up_truncated(step.state.prefix, <Sequence>writer)
     del writers[:]
@@ -101,6 +103,16 @@ cdef bint take_blocks(StepRecord step, list writers) except -1:
         if step.state.prefix is None or free_blocks(step.state.prefix, plan.missing) == 0:
             return False
     return True
+
+
+cdef void count_hits(StepRecord step) noexcept:
+    """Count the prefixes of tentative sequences whose first step this is, before it evicts others."""
+    cdef int32_t i
+    if step.state.prefix is None:
+        return
+    for i in range(step.plan.num_sequences):
+        if step.plan.counts[i] > 0:
+            step.state.prefix.count_first(<Sequence>step.plan.sequences[i])
 
 
 cdef bint try_prepare(StepRecord step, bint keeps) except -1:

@@ -184,7 +184,8 @@ cdef extern from "pagecore/index/radix/tree/tree.hpp" namespace "pagecore" nogil
         void reserve_ids(int32_t lane, int32_t num_ids) except +raise_python_error
         void reserve_evicted(vector[vector[int32_t]]& out) except +raise_python_error
         int64_t nodes_to_move()
-        NativeReceipt reserved_lock_shared "lock_shared"(NativeMatch& match)
+        NativeReceipt reserved_lock_shared "lock_shared"(NativeMatch& match, bint is_hit)
+        void count_hit(const NativeReceipt& receipt, int64_t state_blocks)
         NativeReceipt reserved_lock_full "lock_full"(NativeMatch& match)
         NativeReceipt reserved_lock_ahead "lock_ahead"(NativeMatch& match)
         void shorten(NativeReceipt& receipt, int64_t blocks)

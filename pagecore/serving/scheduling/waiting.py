@@ -6,13 +6,14 @@ from bisect import bisect_left
 from collections import OrderedDict
 from itertools import takewhile
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from pagecore.cache import PagedKVCache
 from pagecore.serving.scheduling.crossing import add_options
 from pagecore.serving.scheduling.journal import Journal
 
 if TYPE_CHECKING:
-    from pagecore.cache import PagedKVCache, Sequence
+    from pagecore.cache import Sequence
     from pagecore.serving.scheduling.request import Run
 
 __all__ = ["WaitingRuns"]
@@ -44,6 +45,8 @@ class WaitingRuns:
         self.pinned: dict[Run, None] = {}
         self.delays: dict[Run, int] = {}
         self.num_waiting_tokens = self.news = 0
+        # A pinned run may be unpinned again; its prefix counts once it has computed tokens.
+        self._options: dict[str, Any] = {"tentative": True} if isinstance(cache, PagedKVCache) else {}
         self._journal = Journal()
 
     @property
@@ -82,7 +85,7 @@ class WaitingRuns:
             run.pinned_news = self.news
 
         self._journal.run(
-            lambda: self.cache.add_sequence(run.tokens, id=run, **add_options(run.request)),
+            lambda: self.cache.add_sequence(run.tokens, id=run, **add_options(run.request), **self._options),
             lambda: self.found(run) is not None,
             record,
         )

@@ -37,16 +37,20 @@ void Pins::pin_node(NodeId node, int32_t component, int32_t by, const RetentionH
 Receipt Pins::lock(NodeId node, uint32_t components, bool is_hit) {
   ++num_receipts_;
   if (node == kNoNode) return {kNoNode, components, queues_.turn()};
-  const Components& all = nodes_.components();
-  for (NodeId above = node; above >= 0; above = nodes_.at(above).parent) queues_.touch(above, 0, is_hit);
-  for (int32_t c = 1; c < all.count(); ++c) {
-    if (!has_component(components, c)) continue;
-    for_each_needed(node, c, [&](NodeId above) { queues_.touch(above, c, is_hit); });
-    pin(node, c, 1, {});
+  touch(node, components, is_hit);
+  for (int32_t c = 1; c < nodes_.components().count(); ++c) {
+    if (has_component(components, c)) pin(node, c, 1, {});
   }
   ++nodes_.at(node).receipts;
   pin_path(node, 1, {});
   return {node, components, queues_.turn()};
+}
+
+void Pins::touch(NodeId node, uint32_t components, bool is_hit) {
+  for (NodeId above = node; above >= 0; above = nodes_.at(above).parent) queues_.touch(above, 0, is_hit);
+  for (int32_t c = 1; c < nodes_.components().count() && node >= 0; ++c) {
+    if (has_component(components, c)) for_each_needed(node, c, [&](NodeId it) { queues_.touch(it, c, is_hit); });
+  }
 }
 
 Receipt Pins::lock_again(const Receipt& receipt) {

@@ -35,6 +35,8 @@ class Pins {
 
   // Receipt for the path that ends with `node`, or for an empty prefix. Nodes start where the windows start.
   [[nodiscard]] Receipt lock(NodeId node, uint32_t components, bool is_hit);
+  // Uses the components of the path that ends with `node`, which may be kNoNode.
+  void touch(NodeId node, uint32_t components, bool is_hit);
   // Second receipt for the prefix of another.
   [[nodiscard]] Receipt lock_again(const Receipt& receipt);
   // Releases the given components; `hint` applies to nodes that no other receipt pins.

@@ -97,16 +97,27 @@ void RadixTree::note_reuse(const Match& match) {
   }
 }
 
-RadixTree::Receipt RadixTree::lock_shared(Match& match) {
+RadixTree::Receipt RadixTree::lock_shared(Match& match, bool is_hit) {
   if (match.shared_node != kNoNode) reserve(1 + components_.num_cuts());
   queues_.begin_turn();
   note_reuse(match);
   if (match.state != radix::kNoState) {  // at the end of its node, which keeps its id if another lock() has split it
-    queues_.touch(match.node, components_.state(), true);
+    queues_.touch(match.node, components_.state(), is_hit);
     queues_.refresh(match.node, components_.state());
   }
   return lock_prefix(match.shared_node, match.shared_offset, match.shared_blocks,
-                     components_.all() & ~components_.state_bit(), true);
+                     components_.all() & ~components_.state_bit(), is_hit);
+}
+
+void RadixTree::count_hit(const Receipt& receipt, int64_t state_blocks) {
+  queues_.begin_turn();
+  pins_.touch(receipt.node, receipt.components, true);
+  for (NodeId node = receipt.node; state_blocks > 0 && node >= 0; node = nodes_.at(node).parent) {
+    if (nodes_.end(node) != state_blocks || nodes_.at(node).state == radix::kNoState) continue;
+    queues_.touch(node, components_.state(), true);
+    queues_.refresh(node, components_.state());
+  }
+  queues_.limit_protected();
 }
 
 RadixTree::Receipt RadixTree::lock_full(Match& match) {

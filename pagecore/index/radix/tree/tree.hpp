@@ -112,8 +112,11 @@ class RadixTree {
   // the node and offset of the match.
   [[nodiscard]] virtual Receipt lock(Match& match, uint32_t components);
   // Pins the shared prefix of a match instead, without the state, which counts as hit. A state that a sequence has read
-  // is its own: evicting it from the tree takes nothing from the sequence.
-  [[nodiscard]] virtual Receipt lock_shared(Match& match);
+  // is its own: evicting it from the tree takes nothing from the sequence. With `is_hit` false it is a use, and the hit
+  // counts when count_hit() follows.
+  [[nodiscard]] virtual Receipt lock_shared(Match& match, bool is_hit);
+  // Counts a hit of the prefix of a receipt, and of the state after its first `state_blocks` blocks if the tree has it.
+  virtual void count_hit(const Receipt& receipt, int64_t state_blocks);
   // Pins the full prefix of a match, and what windows have before its end. Holes are allowed: the caller is about to
   // fill them. It is not a hit.
   [[nodiscard]] virtual Receipt lock_full(Match& match);
