@@ -14,12 +14,55 @@ from pagecore.cache.lifecycle.cross_request import cross_namespace
 from pagecore.cache.parts import PartsOwner
 from pagecore.cache.prefix.retention import Spans, retention_options
 from pagecore.cache.sequences._sequences import Sequence, token_ids
+from pagecore.cache.state._state import Held
 from pagecore.errors import InvalidBlock, UnsupportedOption
 from pagecore.storage.checks import as_tuple, member, require_int
+
+# Name of the memory of the cache among those of tiers.
+DEVICE_MEDIUM = "GPU"
 
 
 class PrefixMethods(PartsOwner):
     """`PagedKVCache.clear_prefix_cache`, and the methods that evict, revoke and pin cached prefixes."""
+
+    def hit_tokens(self, sequence: Sequence) -> dict[str, int]:
+        """Return the reused tokens of a sequence by the medium that had them when it was added.
+
+        Parameters
+        ----------
+        sequence : Sequence
+            A live sequence.
+
+        Returns
+        -------
+        dict
+            "GPU" for tokens of this cache, whatever its device; with `Tiers` also "CPU" for those that were copied from
+            host memory, and the media of stores, "DISK" or "EXTERNAL", for those that a request had loaded. The values
+            add up to `Sequence.num_cached_tokens`. Of several sequences that reuse what was copied once, the first one
+            to run has the tokens of the farther medium, and the others find them on the device. The copies of a fork
+            count as "GPU".
+
+        Raises
+        ------
+        InvalidSequence
+            The sequence was removed, or belongs to another cache.
+
+        Examples
+        --------
+        >>> from pagecore import AttentionSpec, PagedKVCache
+        >>> cache = PagedKVCache(AttentionSpec(1, 8), num_blocks=9, block_size=4)
+        >>> with cache.add_sequence(range(8)) as sequence:
+        ...     cache.commit(cache.prepare([sequence], 8))
+        >>> cache.hit_tokens(cache.add_sequence(range(9)))
+        {'GPU': 8}
+        """
+        with Held(self._parts.state.lock):
+            lifecycle.require_live(self._parts.state, sequence)
+            observer = self._parts.state.observer
+            if observer is None or self._parts.prefix is None:
+                return {DEVICE_MEDIUM: sequence.num_cached_tokens}
+            found: dict[str, int] = observer.hit_tokens(sequence)
+            return found
 
     def clear_prefix_cache(self) -> int:
         """Evict every cached block that no sequence uses and nothing pins; return the number of freed blocks."""

@@ -29,6 +29,9 @@ class PrefixObserver(Protocol):
     def removing(self, sequence: Sequence) -> None:
         """Note that a sequence with a row is about to be removed."""
 
+    def hit_tokens(self, sequence: Sequence) -> dict[str, int]:
+        """Return the reused tokens of a sequence by the medium that had them."""
+
     def match_ids(self, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> int:
         """Return the tokens of a prefix that the device would have after `adding`."""
 

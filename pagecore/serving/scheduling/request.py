@@ -234,6 +234,9 @@ class Run:
         Number of times that the run was preempted.
     num_reused_tokens : int
         Tokens of the prompt that were cached at the first admission.
+    hit_tokens : dict
+        These tokens by the medium that had them, as `PagedKVCache.hit_tokens` returns them; empty until the first step
+        of the run is committed. Samples have that of their first sample.
     came_late : bool
         True if it had waited for `max_wait_steps` at its last admission; a sample is like its parent.
     held : Sequence or None
@@ -248,6 +251,7 @@ class Run:
         "came_late",
         "displaced",
         "held",
+        "hit_tokens",
         "last_length",
         "match_length",
         "matched_at",
@@ -292,6 +296,7 @@ class Run:
         self.stops_from = len(request.prompt) + request.min_new_tokens  # tokens from which stop ids end it
         self.num_preemptions = 0
         self.num_reused_tokens = 0
+        self.hit_tokens: dict[str, int] = {}
         self.came_late: bool = parent is not None and parent.came_late
         self.displaced: Run | None = None
         self.held: Sequence | None = None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pagecore.cache.methods.prefix import DEVICE_MEDIUM
 from pagecore.serving.scheduling.admitted import AdmittedRuns
 from pagecore.serving.scheduling.request import Run, State
 from pagecore.serving.scheduling.speculation import Speculation
@@ -102,6 +103,8 @@ class Roster(AdmittedRuns):
 
         def record() -> None:
             for run in prompts:
+                if run.held is not None and not run.hit_tokens:
+                    run.hit_tokens = self._hit_tokens_of(run.held)
                 run.prefilling = run.held is not None and run.held.num_computed_tokens < len(run.tokens)
             for parent, runs in samples.items():
                 for run in runs[1:]:
@@ -193,8 +196,14 @@ class Roster(AdmittedRuns):
                 run.tokens = np.asarray(held.tokens)
                 run.prefilling = True
 
+    def _hit_tokens_of(self, held: Sequence) -> dict[str, int]:
+        """Return the reused tokens of a sequence by medium; all are of the device in a cache without media."""
+        by_medium = getattr(self.cache, "hit_tokens", None)
+        return {DEVICE_MEDIUM: held.num_cached_tokens} if by_medium is None else by_medium(held)
+
     def _fork(self, parent: Run, run: Run) -> None:
         held = self.found(run)
         run.held = self.cache.fork(parent.sequence, id=run) if held is None else held
         run.prefilling = False
+        run.hit_tokens = parent.hit_tokens
         run.state = State.RUNNING

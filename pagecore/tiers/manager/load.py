@@ -316,5 +316,9 @@ class Load:
         """Count the tokens of the request that came from each medium."""
         request, size = self.request, self.around.planner.block_size
         first, last = request.num_host_tokens // size, min(request.num_tokens, self._usable(self.cap)) // size
-        for medium, count in self._search.count_chosen(first, last).items():
-            request.loaded_tokens[medium] = request.loaded_tokens.get(medium, 0) + count * size
+        sources = self._search.farthest(first, last)
+        for port in self.around.ports:
+            if count := int((sources == port.index).sum()):
+                request.loaded_tokens[port.medium] = request.loaded_tokens.get(port.medium, 0) + count * size
+        if (sources >= 0).any():
+            self.around.note_loaded(request, first * size, sources)

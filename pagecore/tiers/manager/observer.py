@@ -16,6 +16,7 @@ from pagecore.tiers.host.methods.records import Backup
 from pagecore.tiers.host.operations._operations import options_of
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.manager.arguments import Write
+from pagecore.tiers.manager.origins import DEVICE, HOST, Origins
 from pagecore.tiers.manager.second_hit import SecondHits
 from pagecore.tiers.manager.stores import StoreSide
 
@@ -31,18 +32,23 @@ class CacheObserver:
     def __init__(self, parts: CacheParts, host: HostTier, write: Write, min_tokens: int) -> None:
         self.host, self.write, self.min_tokens = host, write, min_tokens
         self._parts = parts
-        self._num_promoted = self._num_found = 0
         # Reused tokens of sequences whose first step runs: a prompt may be added and removed before it gets room.
         self._first: dict[int, int] = {}
-        self._hits = SecondHits(parts.block_size, host.num_blocks[0] * (1 if host.num_groups else BLOCKS_PER_STATE))
+        self.num_origins = most = host.num_blocks[0] * (1 if host.num_groups else BLOCKS_PER_STATE)
+        self._hits = SecondHits(parts.block_size, most)
+        # Blocks that were promoted, until a prompt uses them; reused tokens by medium, of sequences that used any.
+        self._promoted = Origins(parts.block_size, most)
+        self._media_of: dict[int, NDArray[np.int64]] = {}
+        self._hit_counts = np.zeros(1, np.int64)  # by medium, over all sequences
 
     def adding(self, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> None:
         """Promote what the host has of a prefix; a failed copy leaves its tokens to be computed."""
         array = np.asarray(ids)
         before = self.host.num_promoted_tokens
         with suppress(PagecoreError):  # counted by the host tier
-            self.host.promote_ids(array, options, most, self.min_tokens)
-        self._num_promoted += self.host.num_promoted_tokens - before
+            now = self.host.promote_ids(array, options, most, self.min_tokens)
+            if self.host.num_promoted_tokens > before:
+                self._note_promoted(array[:now], options, now - (self.host.num_promoted_tokens - before))
 
     def preparing(self, sequences: list[Sequence], counts: ArrayLike) -> None:
         """Note first steps; save what a step will evict, if the step has room."""
@@ -75,7 +81,11 @@ class CacheObserver:
         if sequence.num_computed_tokens <= sequence.num_cached_tokens or id(sequence) not in self._first:
             return
         found = self._first.pop(id(sequence))
-        self._num_found += found
+        counts = self._count_media(sequence, found)
+        self._promoted.forget(sequence.tokens, options_of(sequence))
+        self._hit_counts = self._hit_counts + counts
+        if counts[DEVICE] < found:
+            self._media_of[id(sequence)] = counts
         self._touch(sequence, found)  # or what is written after it could evict it
         if self.write == "second_hit":
             self._hits.note(sequence)
@@ -88,6 +98,16 @@ class CacheObserver:
         self._touch(sequence, sequence.num_computed_tokens)
         self._hits.forget(sequence)
         self._first.pop(id(sequence), None)
+        self._media_of.pop(id(sequence), None)
+
+    def hit_tokens(self, sequence: Sequence) -> dict[str, int]:
+        """Return the reused tokens of a sequence by the medium that had them."""
+        counts, found = self._media_of.get(id(sequence)), sequence.num_cached_tokens
+        if counts is None:
+            has_run = sequence.num_computed_tokens > found
+            counts = self._count_media(sequence, 0 if has_run else found)
+            counts[DEVICE] += found if has_run else 0
+        return self._by_medium(counts)
 
     def match_ids(self, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> int:
         """Return the tokens of a prefix that the device would have after `adding`."""
@@ -135,18 +155,24 @@ class CacheObserver:
         before = Backup(tokens, options.namespace, options.spans, 0, stop)
         self._stores.write([before, *ended])
 
-    def _hit_tokens(self, loaded: dict[str, int]) -> dict[str, int]:
-        """Return the reused tokens of prompts by medium; `loaded` are those that requests loaded.
+    def _note_promoted(self, ids: NDArray[np.int32], options: RetentionOptions, start: int) -> None:
+        """Note that the tokens of a prefix from `start` on were promoted, after requests may have loaded them."""
+        start = start // self._parts.block_size * self._parts.block_size
+        media = np.maximum(self._stores.loaded.of(ids, options), HOST)
+        self._stores.loaded.forget(ids, options)
+        self._promoted.note(ids, options, start, media[start // self._parts.block_size :])
 
-        A prefix may be loaded or promoted, and evicted before its prompt runs: no medium counts more than was reused.
-        """
-        left = min(self._num_promoted, self._num_found)
-        hits = {"GPU": self._num_found - left, "CPU": 0}
-        for medium in ("DISK", "EXTERNAL"):
-            if medium in loaded:
-                hits[medium] = min(loaded[medium], left)
-                left -= hits[medium]
-        return hits | {"CPU": left}
+    def _count_media(self, sequence: Sequence, found: int) -> NDArray[np.int64]:
+        """Return the first `found` tokens of a sequence, which it reuses, by the index of the medium that had them."""
+        media = self._promoted.of(sequence.tokens[:found], options_of(sequence))
+        return np.bincount(media, minlength=len(self._stores.media)) * self._parts.block_size
+
+    def _by_medium(self, counts: NDArray[np.int64]) -> dict[str, int]:
+        """Return counts of tokens by the name of their medium."""
+        tokens = np.zeros(len(self._stores.media), np.int64)
+        tokens[: len(counts)] = counts
+        named = zip(self._stores.media, tokens.tolist(), strict=True)
+        return {medium: count for index, (medium, count) in enumerate(named) if count or index <= HOST}
 
 
 def _is_of(backup: Backup, tokens: NDArray[np.int32], options: RetentionOptions) -> bool:

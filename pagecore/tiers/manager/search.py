@@ -107,17 +107,14 @@ class Search:
         for lane, mine in enumerate(positions):
             self.chosen[lane][mine] = sources[lane][mine]
 
-    def count_chosen(self, first: int, last: int) -> dict[str, int]:
-        """Return the blocks from `first` to `last` by the medium of the farthest store of their entries."""
-        counts: dict[str, int] = {}
-        farthest = np.max(np.stack([lane[first:last] for lane in self.chosen]), axis=0, initial=ABSENT)
+    def farthest(self, first: int, last: int) -> NDArray[np.int64]:
+        """Return the index of the farthest store of the entries of each block from `first` to `last`; below 0: none."""
+        farthest: NDArray[np.int64] = np.max(
+            np.stack([lane[first:last] for lane in self.chosen]), axis=0, initial=ABSENT
+        )
         if not self._around.planner.has_full_lanes:
             farthest = _with_blocks_before(farthest)
-        for port in self._around.ports:
-            count = int((farthest == port.index).sum())
-            if count:
-                counts[port.medium] = counts.get(port.medium, 0) + count
-        return counts
+        return farthest
 
     def end(self) -> None:
         """Release the holds of all entries that are not loaded."""

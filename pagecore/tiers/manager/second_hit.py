@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
-from pagecore.cache.prefix.retention import RetentionOptions
 from pagecore.cache.sequences._sequences import Sequence
-from pagecore.index import BlockPool, RadixTree
 from pagecore.tiers.host.operations._operations import options_of
+from pagecore.tiers.manager.origins import AskedPrefixes
 
 
 class SecondHits:
@@ -24,7 +20,7 @@ class SecondHits:
     """
 
     def __init__(self, block_size: int, num_blocks: int) -> None:
-        self._once, self._again = _Asked(block_size, num_blocks), _Asked(block_size, num_blocks)
+        self._once, self._again = AskedPrefixes(block_size, num_blocks), AskedPrefixes(block_size, num_blocks)
         self._block_size = block_size
         self._limits: dict[Sequence, tuple[int, int]] = {}
 
@@ -49,30 +45,3 @@ class SecondHits:
     def forget(self, sequence: Sequence) -> None:
         """Forget a sequence that is removed; its prompt stays known."""
         self._limits.pop(sequence, None)
-
-
-class _Asked:
-    """Prefixes that were asked for, the most recent `num_blocks` blocks of them."""
-
-    def __init__(self, block_size: int, num_blocks: int) -> None:
-        self._tree = RadixTree(block_size)
-        self._pool = BlockPool(max(2, num_blocks))
-
-    def match(self, ids: NDArray[np.int32], options: RetentionOptions) -> int:
-        return self._tree.match(ids, namespace=options.namespace, spans=options.spans).num_tokens
-
-    def add(self, ids: NDArray[np.int32], options: RetentionOptions) -> None:
-        most = (self._pool.num_blocks - 1) * self._tree.block_size
-        count = min(len(ids), most) // self._tree.block_size
-        with self._tree.match_and_lock(ids, namespace=options.namespace, spans=options.spans) as receipt:
-            held = receipt.match.blocks
-            missing = count - len(held)
-            if missing <= 0:
-                return
-            if missing > self._pool.num_free:
-                self._pool.free(self._tree.evict("full", missing - self._pool.num_free).blocks)
-            fresh = self._pool.try_allocate(min(missing, self._pool.num_free))
-            assert fresh is not None
-            blocks = np.concatenate([held, fresh])
-            prefix = ids[: len(blocks) * self._tree.block_size]
-            self._tree.insert(prefix, blocks, namespace=options.namespace, spans=options.spans)

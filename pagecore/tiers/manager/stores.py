@@ -19,6 +19,7 @@ from pagecore.tiers.keys import Fingerprint, content_chain, lane_keys
 from pagecore.tiers.manager.arguments import checked_seconds, checked_spans, require_fingerprint
 from pagecore.tiers.manager.ledger import Ledger
 from pagecore.tiers.manager.load import Load
+from pagecore.tiers.manager.origins import HOST, Origins
 from pagecore.tiers.manager.policy import PrefixPlanner
 from pagecore.tiers.manager.port import DeviceSide, Flags, HostSide, Positions, Prefix, Spans
 from pagecore.tiers.manager.removal import Removal
@@ -45,6 +46,8 @@ class StoreSide:
     fingerprint : Fingerprint
     tree_lanes : sequence of int
         The group of each lane of the host's tree.
+    num_origins : int
+        Loaded blocks whose store is remembered until they are promoted.
     held : callable, optional
         Returns a context that holds the lock of the cache, which may be held already.
     min_tokens : int
@@ -69,6 +72,7 @@ class StoreSide:
         *,
         fingerprint: Fingerprint | None,
         tree_lanes: Sequence[int],
+        num_origins: int = 0,
         held: Callable[[], AbstractContextManager[object]] | None = None,
         min_tokens: int = 64,
         chunk_bytes: int = CHUNK_BYTES,
@@ -94,6 +98,9 @@ class StoreSide:
         self._copies_nearer = copies_nearer
         self._clock = clock
         self._writer = Writer(host, self.ports, len(tree_lanes), chunk_bytes)
+        # Blocks that the host has from a store, until they are promoted; `media` names the indices.
+        self.loaded = Origins(self.planner.block_size, num_origins)
+        self.media = ("GPU", "CPU", *dict.fromkeys(port.medium for port in self.ports))
         self._num_removals = 0
         self._loads = RunningLoads(agree, pin_seconds, self._copy_nearer)
         lock = RLock()
@@ -301,6 +308,12 @@ class StoreSide:
         if self._epoll is not None:
             self._epoll.close()
         self._epoll = None
+
+    def note_loaded(self, request: Request, start: int, sources: NDArray[np.int64]) -> None:
+        """Note the store of each block from token `start` on that was loaded for a request; below 0 for none."""
+        index = np.array([*(self.media.index(port.medium) for port in self.ports), HOST])
+        end = start + len(sources) * self.planner.block_size
+        self.loaded.note(request.tokens[:end], request, start, index[np.maximum(sources, -1)])
 
     def _chain(self, tokens: NDArray[np.int32], namespace: Hashable, spans: Spans | None) -> Keys:
         assert self._fingerprint is not None

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pagecore.tiers.manager.policy import PrefixPlanner
 from pagecore.tiers.manager.port import HostSide, Positions
 from pagecore.tiers.manager.requests import Request
@@ -31,6 +34,9 @@ class Surroundings(Protocol):
 
     def device_tokens(self, request: Request, max_tokens: int) -> int:
         """Return the tokens of the request that the device has, up to `max_tokens`."""
+
+    def note_loaded(self, request: Request, start: int, sources: NDArray[np.int64]) -> None:
+        """Note the store of each block from token `start` on that was loaded for a request; below 0 for none."""
 
     def keys(self, request: Request, lane: int, positions: Positions) -> Keys:
         """Return the content keys of entries."""

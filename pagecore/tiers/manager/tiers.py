@@ -135,6 +135,7 @@ class Tiers(CacheObserver):
                     [store if parts.device == "none" or isinstance(store, Guard) else Guard(store) for store in given],
                     fingerprint=fingerprint,
                     tree_lanes=host.tree_lanes,
+                    num_origins=self.num_origins,
                     held=lambda: Held(parts.state.lock),
                     min_tokens=self.min_tokens,
                     pin_seconds=seconds,
@@ -370,7 +371,7 @@ class Tiers(CacheObserver):
         """Return the statistics: hits by medium, the host tier, requests and stores."""
         with Held(self._parts.state.lock):
             requests = self._stores.stats()
-            return TierStats(self._hit_tokens(requests.loaded_tokens), self.host.stats(), requests)
+            return TierStats(self._by_medium(self._hit_counts), self.host.stats(), requests)
 
     def check_invariants(self) -> None:
         """Recount both trees, their pools and all transfers; raise `PagecoreError` if anything differs."""
