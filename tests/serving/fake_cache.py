@@ -305,7 +305,8 @@ class FakeCache:
     def append_tokens(self, sequences, ids):
         assert len(sequences) == len(ids)
         for sequence, some in zip(sequences, ids, strict=True):
-            self._known(sequence)
+            if not sequence.is_swapped:
+                self._known(sequence)
             sequence.ids += [int(token) for token in np.atleast_1d(some)]
 
     def fork(self, sequence, id=None):

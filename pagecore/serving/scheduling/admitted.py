@@ -15,6 +15,7 @@ from pagecore.serving.scheduling.waiting import WaitingRuns
 if TYPE_CHECKING:
     from pagecore.cache import PagedKVCache, SwapSpace
     from pagecore.serving.scheduling.future import Ratios
+    from pagecore.serving.scheduling.request import Request
 
 __all__ = ["AdmittedRuns"]
 
@@ -108,6 +109,35 @@ class AdmittedRuns(WaitingRuns):
             self.news = news
 
         self._journal.run(call, lambda: held.is_swapped or self.found(run) is None, record)
+
+    def extend(self, run: Run, request: Request) -> None:
+        """Give a run a request whose prompt has all of its known tokens and further ones.
+
+        The run has not ended, and has no row in an open step. It computes the new tokens as a prompt.
+        """
+        if run in self.pinned:
+            self.unpin(run)
+        held, tokens = run.held, request.prompt
+        known = len(run.tokens) if held is None else held.num_tokens
+        waiting_tokens = self.num_waiting_tokens + (len(tokens) - known if run in self.waiting else 0)
+
+        def call() -> None:
+            if held is None:
+                run.request = request
+            else:
+                self.cache.append_tokens([held], [tokens[known:].tolist()])
+
+        def record() -> None:
+            for each in (run, *run.siblings):
+                each.take_request(request)
+                each.tokens = tokens
+            run.prefilling = True
+            run.shared_at = run.matched_at = -1
+            self.num_waiting_tokens = waiting_tokens
+
+        self._journal.run(
+            call, lambda: run.request is request or (held is not None and held.num_tokens > known), record
+        )
 
     def lacks_encoder_room(self, step_tokens: int) -> bool:
         """Return True if only rows or blocks for its encoder output are short for a run that holds a sequence.

@@ -214,6 +214,7 @@ class Run:
     Attributes
     ----------
     request : Request
+        After `Scheduler.extend` a copy whose prompt has all tokens up to the end of the extension.
     sample : int
         Number of the sample within the request, from 0.
     samples : int
@@ -283,7 +284,7 @@ class Run:
         owner: object = None,
         arrival: int = 0,
     ) -> None:
-        self.request = request
+        self.take_request(request)
         self.sample = sample
         self.samples = samples
         self.parent = parent
@@ -291,9 +292,6 @@ class Run:
         self.owner = owner  # the scheduler that made it
         self.arrival = arrival
         self.tokens = request.prompt
-        self.last_length = len(request.prompt) + request.max_new_tokens
-        self.stops = NO_STOPS if request.ignore_eos or not request.stop_token_ids else frozenset(request.stop_token_ids)
-        self.stops_from = len(request.prompt) + request.min_new_tokens  # tokens from which stop ids end it
         self.num_preemptions = 0
         self.num_reused_tokens = 0
         self.hit_tokens: dict[str, int] = {}
@@ -307,6 +305,13 @@ class Run:
         self.pinned_news = -1  # news of the roster at which its prefix was pinned
         self.match_length = 0  # tokens of its cached prefix, as "lpm" found them
         self.matched_at = -1  # prompt steps of the roster at that time
+
+    def take_request(self, request: Request) -> None:
+        """Set the request, and the lengths at which it ends the run."""
+        self.request = request
+        self.last_length = len(request.prompt) + request.max_new_tokens
+        self.stops = NO_STOPS if request.ignore_eos or not request.stop_token_ids else frozenset(request.stop_token_ids)
+        self.stops_from = len(request.prompt) + request.min_new_tokens  # tokens from which stop ids end it
 
     @property
     def sequence(self) -> Sequence:
@@ -338,13 +343,13 @@ class Run:
 
     @property
     def num_generated(self) -> int:
-        """Number of tokens generated so far."""
+        """Number of tokens generated so far, since the last extension."""
         known = len(self.tokens) if self.held is None else self.held.num_tokens
         return known - len(self.request.prompt)
 
     @property
     def generated(self) -> NDArray[np.int32]:
-        """Generated tokens so far, int32."""
+        """Tokens generated so far, since the last extension; int32."""
         known = self.tokens if self.held is None else np.asarray(self.held.tokens)
         return known[len(self.request.prompt) :]
 

@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING
 
 from pagecore.errors import InvalidSequence, UnsupportedOption
 from pagecore.serving.scheduling.crossing import check_cross, check_retention
-from pagecore.serving.scheduling.request import QueueFull, Request, Run
+from pagecore.serving.scheduling.extension import extended
+from pagecore.serving.scheduling.request import QueueFull, Request, Run, token_ids
 from pagecore.serving.scheduling.view import SchedulerView
 from pagecore.storage.checks import as_tuple, flag, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from numpy.typing import ArrayLike
 
     from pagecore.cache import PagedKVCache
     from pagecore.serving.scheduling.limits import Limits
@@ -130,6 +133,55 @@ class SchedulerRequests(SchedulerView):
             return False
         roster.cancel(run)
         return True
+
+    def extend(self, run: Run, tokens: ArrayLike, *, max_new_tokens: int | None = None) -> None:
+        """Append tokens to the prompt of a run that waits or runs: further input of a user, or the result of a tool.
+
+        The new tokens follow all tokens that are known, generated ones included, and the run computes them as a prompt
+        before it generates again; what it has computed stays. `Run.request` is then a copy of the request whose prompt
+        ends with the new tokens, and `Run.generated` begins anew. A preempted run finds its cached prefix as ever.
+
+        Parameters
+        ----------
+        run : Run
+            A run that `add` returned, or a sample from `Step.outputs` that is forked. Until the prompt is computed, the
+            first sample represents the whole request, and extends all samples.
+        tokens : array_like of int
+            Token ids ``[n]``, n >= 1; copied. Spans of images are given with the request: they may lie after the end of
+            its prompt.
+        max_new_tokens : int, optional
+            Tokens to generate after the new ones; by default those that the request has left. `min_new_tokens` falls by
+            the tokens that were generated.
+
+        Raises
+        ------
+        InvalidSequence
+            The run has ended, belongs to another scheduler, is a sample that is not forked yet, or has a row in an open
+            step. With overlap, accept the open steps before another one is scheduled.
+        RequestError
+            The cache cannot hold the longer sequence even alone, or as for `add`.
+        ShapeError, UnsupportedDtype
+            `tokens` is empty or not 1-D, has ids that int32 cannot hold, or is not of integers; `max_new_tokens` is
+            negative.
+        UnsupportedOption
+            `max_new_tokens` is 0 for a request with several samples that generates, or not 0 for one that does not.
+
+        Notes
+        -----
+        As vLLM's streaming input: nothing is changed if an error is raised.
+        """
+        roster = self._settled()
+        if self._require_run(run, "extend").has_ended:
+            raise InvalidSequence(f"{run!r} has ended; add a request whose prompt begins with the tokens of the run")
+        if run.held is None and run not in roster.waiting:
+            raise InvalidSequence(f"{run!r} is not forked yet; extend the first sample of its request")
+        if any(run in step.runs or run in step.outputs for step in roster.steps):
+            raise InvalidSequence(f"{run!r} has a row in an open step; accept or abandon the step, then extend the run")
+        request = extended(run, token_ids(tokens, "tokens"), max_new_tokens)
+        self.check_request(request.id, len(request.prompt), request.max_new_tokens, run.samples)
+        self._limits.check_spans(request)
+        self._limits.check_encoder(request)
+        roster.extend(run, request)
 
     def preempt_all(self, *, swap: bool = True) -> list[Run]:
         """Move all running runs to the front of the queue, so that no request holds memory of the cache.
