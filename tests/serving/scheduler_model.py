@@ -525,6 +525,15 @@ class SchedulerModel:
         for row, shared_at in self.delays:
             row.shared_at = shared_at
 
+    def extend(self, row, request):
+        self.unpin(row)
+        if row.sequence is not None:
+            for token in request.prompt[row.sequence.num_tokens :].tolist():
+                row.sequence.ids.append(token)
+        for one in (row, *row.siblings):
+            one.request, one.tokens = request, request.prompt.tolist()
+        row.is_prompt, row.shared_at, row.matched_at = True, -1, -1
+
     def cancel(self, row):
         if row.state in ("finished", "cancelled"):
             return False

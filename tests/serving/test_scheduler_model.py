@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from pagecore.errors import InvalidSequence, ShapeError
 from pagecore.serving.scheduling.request import QueueFull, Request, RequestError
 from pagecore.serving.scheduling.scheduler import Scheduler
 from tests.faults import is_full
@@ -221,6 +222,28 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not is_rare:
             run, row = self.pairs[data.draw(st.sampled_from(sorted(self.pairs)))]
             assert self.scheduler.cancel(run) is self.model.cancel(row)
+
+    @precondition(lambda self: self.pairs)
+    @rule(data=st.data(), count=st.integers(0, 9), new=st.sampled_from([None, None, 1, 4]))
+    def extend(self, data, count, new):
+        run, row = self.pairs[data.draw(st.sampled_from(sorted(self.pairs)))]
+        is_open = any(run in step.runs or run in step.outputs for step, _ in self.steps)
+        known = (run.tokens if run.held is None else run.held.tokens).tolist()
+        left = row.request.max_new_tokens - row.generated if new is None or not row.request.max_new_tokens else new
+        spans = row.request.spans or ()
+        longest = max((last - first for first, last, _ in spans if first < len(known) + count), default=0)
+        is_long = len(known) + count + max(left - 1, 0) > self.scheduler.max_length
+        is_refused = count == 0 or is_long or (self.encoder and longest > self.encoder)
+        is_missing = row.sequence is None and row not in self.model.waiting
+        if run.has_ended or is_open or is_missing or is_refused:
+            with pytest.raises((InvalidSequence, ShapeError)):
+                self.scheduler.extend(run, [700] * count, max_new_tokens=left)
+            return
+        self.scheduler.extend(run, [700] * count, max_new_tokens=left)
+        least = min(max(row.request.min_new_tokens - row.generated, 0), left)
+        assert run.request.prompt.tolist() == known + [700] * count
+        assert (run.request.max_new_tokens, run.request.min_new_tokens) == (left, least)
+        self.model.extend(row, run.request)
 
     @precondition(lambda self: not self.steps)
     @rule(swap=st.booleans(), is_rare=st.integers(0, 3))
