@@ -27,7 +27,16 @@ if TYPE_CHECKING:
     from pagecore.cache.prefix.retention import Spans
     from pagecore.serving.scheduling.request import Run
 
-__all__ = ["UNLIMITED", "EncoderLoad", "EncoderSpan", "Outputs", "check_outputs", "encoder_spans", "longest_output"]
+__all__ = [
+    "UNLIMITED",
+    "EncoderLoad",
+    "EncoderSpan",
+    "Outputs",
+    "all_outputs",
+    "check_outputs",
+    "encoder_spans",
+    "longest_output",
+]
 
 # Digests of the encoder outputs that are kept from earlier steps.
 Outputs = Container[bytes | int]
@@ -54,6 +63,12 @@ def check_outputs(embeddings: Outputs) -> Outputs:
 def longest_output(spans: Spans, length: int) -> int:
     """Return the most tokens that an output for a prompt of `length` tokens has."""
     return max((last - first for first, last, _ in spans if first < length), default=0)
+
+
+def all_outputs(spans: Spans, length: int) -> int:
+    """Return the tokens that the outputs for a prompt of `length` tokens have together, equal ones once."""
+    sizes: dict[Hashable, int] = {}
+    return sum(_enlarge(sizes, digest, last - first) for first, last, digest in spans if first < length)
 
 
 def _spans(run: Run, count: int, outputs: Outputs) -> Iterator[tuple[int, int, bytes | int]]:

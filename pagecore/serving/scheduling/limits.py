@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pagecore.cache.memory.demand import PROMPT_TOKENS
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.serving.scheduling.encoding import check_outputs, longest_output
+from pagecore.serving.scheduling.encoding import all_outputs, check_outputs, longest_output
 from pagecore.serving.scheduling.future import future_ratios
 from pagecore.serving.scheduling.parts import PromptParts, choose_parts, longest_span
 from pagecore.serving.scheduling.request import RequestError
@@ -123,7 +123,8 @@ class Limits:
 
         The first step of a request computes what cross attention reads, and may begin with the longest output.
         """
-        needed = longest_output(request.spans or (), len(request.prompt)) + (request.cross_tokens or 0)
+        count = all_outputs if self.parts.whole_prompts else longest_output
+        needed = count(request.spans or (), len(request.prompt)) + (request.cross_tokens or 0)
         if self.encoder_tokens is not None and needed > self.encoder_tokens:
             raise RequestError(
                 f"request {request.id} needs {needed} encoder tokens in one step; a step may compute "
@@ -131,7 +132,13 @@ class Limits:
             )
 
     def check_spans(self, request: Request) -> None:
-        """Raise `RequestError` for a span that no step can compute as a whole, if steps must."""
+        """Raise `RequestError` for a span or a prompt that no step can compute as a whole, if steps must."""
+        if self.parts.whole_prompts and request.num_slots > self.span_tokens:
+            raise RequestError(
+                f"request {request.id} has up to {request.num_slots} tokens to compute in one step if it is preempted; "
+                f"a step computes {self.span_tokens} tokens of a prompt: raise max_tokens_per_step, max_prefill_tokens "
+                "and chunked_prefill_size, or the blocks of windows, or shorten the request"
+            )
         if not self.parts.whole_spans or request.spans is None:
             return
         longest = longest_span(request.spans, len(request.prompt))
@@ -157,6 +164,7 @@ def choose_limits(
     chunked_prefill_size: int | None,
     prompt_checkpoints: int | None,
     whole_spans: bool,
+    whole_prompts: bool,
     max_encoder_tokens: int | None,
     embeddings: Outputs,
     share_prompts: bool,
@@ -187,7 +195,7 @@ def choose_limits(
     budget = min(max_tokens_per_step, max(cache.num_available * cache.block_size, max_running))
     prefill_tokens = _at_most("max_prefill_tokens", max_prefill_tokens, budget)
     chunk = _at_most("chunked_prefill_size", chunked_prefill_size, budget)
-    parts = choose_parts(cache, chunk, prompt_checkpoints, whole_spans)
+    parts = choose_parts(cache, chunk, prompt_checkpoints, whole_spans, whole_prompts)
     return Limits(
         max_running=max_running,
         max_tokens_per_step=max_tokens_per_step,

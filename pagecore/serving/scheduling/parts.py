@@ -15,7 +15,8 @@ the chunk after its first token, and after a part that ends elsewhere none of th
 
 Tokens of an image may attend to one another in both directions, which takes all of them in one step. With `whole_spans`
 no part ends inside a span: it ends before the span, or waits for a step with room for all of it. The rows of a step
-with trees of drafts are short; where a span is longer, a step without drafts computes it.
+with trees of drafts are short; where a span is longer, a step without drafts computes it. With `whole_prompts` all of a
+prompt is such a span.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class PromptParts:
         Checkpoints before the end of a prompt, those of branches not counted; 0 for parts that end anywhere.
     whole_spans : bool
         True if no part ends inside a span.
+    whole_prompts : bool
+        True if a prompt has one part, after what it reuses.
     tree_tokens : int
         Tokens of a part at most in a step with trees of drafts; 0 in other steps.
     """
@@ -65,7 +68,13 @@ class PromptParts:
     grid: int = 1
     checkpoints: int = 0
     whole_spans: bool = False
+    whole_prompts: bool = False
     tree_tokens: int = 0
+
+    @property
+    def keeps_whole(self) -> bool:
+        """True if a part that is cut to fewer tokens may have to wait."""
+        return self.whole_spans or self.whole_prompts
 
     def count(self, run: Run, budget: int, load: EncoderLoad = UNLIMITED) -> int:
         """Return the tokens of the next part of a prompt whose run has a sequence, at most `budget`.
@@ -75,10 +84,11 @@ class PromptParts:
         """
         most = load.fit(run, min(run.num_tokens_left, budget, self.tree_tokens or budget, self.chunk))
         count = self._up_to_checkpoint(run, most)
-        if not self.whole_spans or run.request.spans is None:
+        spans, length = self._whole(run)
+        if not spans:
             return count
         computed = run.sequence.num_computed_tokens
-        end = _end_outside(run.request.spans, computed, computed + count, len(run.request.prompt))
+        end = _end_outside(spans, computed, computed + count, length)
         return end - computed if end <= computed + most else 0
 
     def trees_delay(self, run: Run, budget: int, load: EncoderLoad) -> bool:
@@ -100,8 +110,15 @@ class PromptParts:
     def _span_left(self, run: Run) -> int:
         """Return the tokens of the next part if it begins with a span that it must compute as a whole; else 0."""
         computed = run.sequence.num_computed_tokens
-        left = _end_outside(run.request.spans or (), computed, computed + 1, len(run.request.prompt)) - computed
+        spans, length = self._whole(run)
+        left = _end_outside(spans, computed, computed + 1, length) - computed
         return left if left > 1 else 0
+
+    def _whole(self, run: Run) -> tuple[Spans, int]:
+        """Return the spans inside which no part ends, and the length of the prompt that has them."""
+        if self.whole_prompts:
+            return ((0, len(run.tokens), b""),), len(run.tokens)
+        return (run.request.spans if self.whole_spans and run.request.spans else ()), len(run.request.prompt)
 
     def _up_to_checkpoint(self, run: Run, count: int) -> int:
         if not self.checkpoints or count <= self.grid:
@@ -139,20 +156,29 @@ def longest_span(spans: Spans, length: int) -> int:
 
 
 def choose_parts(
-    cache: PagedKVCache, chunk: int, prompt_checkpoints: int | None, whole_spans: bool = False
+    cache: PagedKVCache,
+    chunk: int,
+    prompt_checkpoints: int | None,
+    whole_spans: bool = False,
+    whole_prompts: bool = False,
 ) -> PromptParts:
     """Check the options of prompts and return the rule for a cache; the errors are those of `Scheduler`."""
-    whole_spans = flag("whole_spans", whole_spans)
+    whole_spans, whole_prompts = flag("whole_spans", whole_spans), flag("whole_prompts", whole_prompts)
     if not cache.num_states:
         if prompt_checkpoints is not None:
             raise UnsupportedOption(
                 f"prompt_checkpoints is {shown(prompt_checkpoints)}, but the cache has no states; leave it out"
             )
-        return PromptParts(chunk, whole_spans=whole_spans)
+        return PromptParts(chunk, whole_spans=whole_spans, whole_prompts=whole_prompts)
+    if prompt_checkpoints and whole_prompts:
+        raise UnsupportedOption(
+            f"prompt_checkpoints is {shown(prompt_checkpoints)} with whole_prompts; one step keeps one checkpoint: "
+            "leave prompt_checkpoints out, or compute prompts in parts"
+        )
     if prompt_checkpoints is None:
-        wanted = DEFAULT_CHECKPOINTS if getattr(cache, "has_prefix_cache", True) else 0
+        wanted = DEFAULT_CHECKPOINTS if getattr(cache, "has_prefix_cache", True) and not whole_prompts else 0
     else:
         wanted = require_int("prompt_checkpoints", prompt_checkpoints, 0, 16)
     specs = (cache.spec(layer) for layer in range(cache.num_layers))
     rules = next(spec for spec in specs if isinstance(spec, StateSpec))
-    return PromptParts(chunk, rules.prefill_grid(cache.block_size), wanted, whole_spans)
+    return PromptParts(chunk, rules.prefill_grid(cache.block_size), wanted, whole_spans, whole_prompts)

@@ -99,6 +99,11 @@ class Scheduler(SchedulerSteps):
         the prompt ends before the span, or waits until decodes and drafts leave room for all of it; no other prompt
         passes it meanwhile. If only `max_tree_tokens` leaves too little room, the step has no drafts. A prefix that is
         reused may end inside a span.
+    whole_prompts : bool
+        If True, one step computes all of a prompt that is not reused: a prompt waits until decodes and drafts leave
+        room for it, and no other prompt passes it. For models that cannot continue a prompt, and for logits of all of
+        its tokens at once. A request that could outgrow a step before its last token, because a preempted one is
+        computed again, is refused. As vLLM's ``enable_chunked_prefill=False``.
     max_encoder_tokens : int, optional
         Maximum number of tokens of the encoder outputs that one step makes necessary, such as the embeddings of images,
         or what cross attention reads. Outputs count whole, also if the step or the prompt has only a part of the span.
@@ -150,8 +155,9 @@ class Scheduler(SchedulerSteps):
         is negative.
     UnsupportedOption
         `cache` is not a PagedKVCache, `swap_space` belongs to another cache, `states_per_run` or `prompt_checkpoints`
-        is given for a cache without states, `preemption_threshold` is given for another policy, the policy is unknown,
-        `embeddings` is not a container, or a flag is not True or False.
+        is given for a cache without states, or `prompt_checkpoints` with `whole_prompts`; `preemption_threshold` is
+        given for another policy, the policy is unknown, `embeddings` is not a container, or a flag is not True or
+        False.
     NotEnoughMemory
         The arrays of a step of `max_tokens_per_step` tokens cannot be allocated.
     """
@@ -172,6 +178,7 @@ class Scheduler(SchedulerSteps):
         chunked_prefill_size: int | None = None,
         prompt_checkpoints: int | None = None,
         whole_spans: bool = False,
+        whole_prompts: bool = False,
         max_encoder_tokens: int | None = None,
         embeddings: Outputs = (),
         share_prompts: bool = True,
@@ -194,6 +201,7 @@ class Scheduler(SchedulerSteps):
             chunked_prefill_size=chunked_prefill_size,
             prompt_checkpoints=prompt_checkpoints,
             whole_spans=whole_spans,
+            whole_prompts=whole_prompts,
             max_encoder_tokens=max_encoder_tokens,
             embeddings=embeddings,
             share_prompts=share_prompts,
