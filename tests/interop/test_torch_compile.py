@@ -114,6 +114,29 @@ def test_inductor_writes_to_the_caches_in_place(layout, dynamic, kernels, writte
         torch.testing.assert_close((step.key_cache, step.value_cache), (twin.key_cache, twin.value_cache))
 
 
+def test_writes_after_an_attention_that_is_used_later_stay_in_place(written, monkeypatch):
+    """Inductor moves calls to the use of their only result: past a write, it would have to copy the caches."""
+
+    def attend_write_copy(query, key, value, key_cache, value_cache, slots, table, lens, starts):
+        first = interop.paged_attention(query, key_cache, value_cache, table, lens, cu_query_lens=starts)
+        interop.write_kv(key, value, key_cache, value_cache, slots)
+        second = interop.paged_attention(query, key_cache, value_cache, table, lens, cu_query_lens=starts)
+        interop.copy_blocks([key_cache, value_cache], COPIED)
+        return 2 * first + second
+
+    def copy(caches, *rest, **options):
+        copied.append(tuple(cache.data_ptr() for cache in caches))
+        original(caches, *rest, **options)
+
+    copied, original = [], ops.copy_blocks
+    monkeypatch.setattr(ops, "copy_blocks", copy)
+    step, twin = make_step(), make_step()
+    got = compile_whole(attend_write_copy, "inductor")(*arguments(step))
+    assert written == copied == [(step.key_cache.data_ptr(), step.value_cache.data_ptr())]
+    torch.testing.assert_close(got, attend_write_copy(*arguments(twin)))
+    torch.testing.assert_close((step.key_cache, step.value_cache), (twin.key_cache, twin.value_cache))
+
+
 def test_one_dynamic_graph_serves_every_number_of_tokens():
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     step = make_step()

@@ -163,9 +163,11 @@ def paged_attention(
         raise UnsupportedOption(f"return_lse is {shown(return_lse)}; it must be True or False")
     if out is None:
         check_arguments(*arrays, options=options)
-        if return_lse:
+        # Inductor moves a call with one result to its first use, which may be after a later write to the caches; that
+        # write would then copy them. It leaves a call with two results where it is.
+        if return_lse or torch.compiler.is_compiling():
             both: tuple[torch.Tensor, torch.Tensor] = registration.paged_attention_lse(*arrays, **options)
-            return both
+            return both if return_lse else both[0]
         attended: torch.Tensor = registration.paged_attention(*arrays, **options)
         return attended
     if return_lse:
