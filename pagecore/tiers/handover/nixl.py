@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import threading
 import uuid
 from pathlib import Path
@@ -20,6 +21,9 @@ INFINIBAND = Path("/sys/class/infiniband")
 # nixl chooses its build by the CUDA version of the libraries that the process has imported, and fails without that
 # build. Reads of host memory work with any build.
 MODULES = "nixl._api", "nixl_cu13._api", "nixl_cu12._api"
+# Longest pause of an exporter's progress thread, in microseconds. UCX wakes the thread when a message arrives; with
+# NIXL's own 0 it polls all the time, on a core of its own, and slows the copies down.
+PROGRESS_PAUSE_US = 1000
 # Descriptions of exporters that are remembered; one that was forgotten is loaded again.
 MAX_PEERS = 256
 
@@ -53,9 +57,7 @@ class NixlTransport(OneSidedTransport):
         self._peers: dict[bytes, str] = {}
         self._sections: dict[int, Any] = {}
         try:
-            # An importer polls its reads. A thread of the agent would poll as well, and take a core from the copies.
-            config = library.nixl_agent_config(enable_prog_thread=self.is_serving, backends=["UCX"])
-            self._agent: Any = library.nixl_agent(f"pagecore-{uuid.uuid4().hex}", config)
+            self._agent: Any = _agent(library, has_thread=self.is_serving)
         except Exception as error:
             raise DeviceError(
                 f"NIXL cannot make an agent with UCX: {error}; check UCX_TLS and UCX_NET_DEVICES"
@@ -141,6 +143,22 @@ def _library() -> Any:
         except ImportError:
             continue
     raise UnsupportedOption("NixlTransport needs nixl; install it with: pip install 'pagecore[nixl]'")
+
+
+def _agent(library: Any, has_thread: bool) -> Any:
+    """Return an agent with UCX; an importer, which polls its reads, has no progress thread."""
+    name = f"pagecore-{uuid.uuid4().hex}"
+    if not has_thread:
+        return library.nixl_agent(name, library.nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
+    # The Python class fixes the pause at 0: a native agent with another one takes the place of its own, before UCX
+    # starts.
+    agent = library.nixl_agent(name, library.nixl_agent_config(enable_prog_thread=False, backends=[]))
+    bindings = sys.modules[library.nixl_agent.__module__].nixlBind
+    config = bindings.nixlAgentConfig()
+    config.useProgThread, config.pthrDelay = True, PROGRESS_PAUSE_US
+    agent.agent = bindings.nixlAgent(name, config)
+    agent.create_backend("UCX", {})
+    return agent
 
 
 def _quietly(call: Any, argument: Any) -> None:

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from pagecore.errors import UnsupportedOption
-from pagecore.tiers.handover.nixl import MODULES, NixlTransport
+from pagecore.tiers.handover.nixl import MODULES, NixlTransport, _library
 from tests.tiers.handover.conftest import require_transport
 
 
@@ -26,3 +26,23 @@ def test_no_build_is_refused_with_the_extra_to_install(monkeypatch):
     without(monkeypatch, MODULES)
     with pytest.raises(UnsupportedOption, match=r"pagecore\[nixl\]"):
         NixlTransport(staging_bytes=1 << 16)
+
+
+def test_the_thread_of_an_exporter_waits_for_messages(monkeypatch):
+    """With a pause of 0, the default of NIXL's Python class, it polls without a wait."""
+    require_transport("nixl")
+    library = _library()
+    bindings = sys.modules[library.nixl_agent.__module__].nixlBind
+    made = bindings.nixlAgent
+    seen = []
+
+    def native(name, config):
+        seen.append((config.useProgThread, config.pthrDelay > 0))
+        return made(name, config)
+
+    monkeypatch.setattr(bindings, "nixlAgent", native)
+    with NixlTransport("tcp://127.0.0.1:0", staging_bytes=1 << 16):
+        assert seen[-1] == (True, True)
+    with NixlTransport(staging_bytes=1 << 16):
+        assert seen[-1] == (False, False)
+    assert all(pauses or not has_thread for has_thread, pauses in seen)
