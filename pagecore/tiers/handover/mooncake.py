@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +15,24 @@ from pagecore.tiers.handover.onesided import STAGING_BYTES, OneSidedTransport
 from pagecore.tiers.handover.pieces import Pieces
 
 
-@dataclass
+@dataclass(eq=False)
 class _Batch:
-    """Reads that were submitted one by one: the engine reports the state of a batch's first read only."""
+    """Reads that a thread submits one by one: the engine reports the state of a batch's first read only.
+
+    Attributes
+    ----------
+    pending : list of int
+        Reads that were submitted and have not ended.
+    error : PeerLost, optional
+        Reason why not all reads were submitted.
+    kept : list
+        Memory that the reads may write after the transport was closed.
+    """
 
     pending: list[int] = field(default_factory=list)
+    error: PeerLost | None = None
+    kept: list[object] = field(default_factory=list)
+    thread: threading.Thread | None = None
 
 
 class MooncakeTransport(OneSidedTransport):
@@ -40,6 +54,12 @@ class MooncakeTransport(OneSidedTransport):
         Mooncake is not installed.
     DeviceError
         The engine cannot be started.
+
+    Notes
+    -----
+    A submission waits for an exporter that was not met before: up to 60 s if it hangs, and with it all others of the
+    engine (version 0.3.13). Threads therefore submit the reads; an import leaves its thread at the deadline. If the
+    transport is closed meanwhile, the engine and the memory that it may write stay until the thread has ended.
     """
 
     name = "mooncake"
@@ -55,6 +75,7 @@ class MooncakeTransport(OneSidedTransport):
         devices: str = "",
     ) -> None:
         self._options = (hostname, "P2PHANDSHAKE", protocol, devices)
+        self._submitting: set[_Batch] = set()
         super().__init__(address, advertised=advertised, staging_bytes=staging_bytes)
 
     def open_engine(self) -> None:
@@ -75,7 +96,10 @@ class MooncakeTransport(OneSidedTransport):
             )
 
     def close_engine(self) -> None:
-        """Destroy the engine, which ends its reads."""
+        """Destroy the engine, which ends its reads; a thread that submits reads does it when it ends."""
+        memory = [each.memory for each in self._staging], list(self._registered.values())
+        for batch in list(self._submitting):
+            batch.kept.append(memory)
         self._engine = None
 
     def register(self, address: int, nbytes: int) -> None:
@@ -95,18 +119,28 @@ class MooncakeTransport(OneSidedTransport):
 
     def begin(self, peer: bytes, local: int, remote: Pieces) -> Any:
         """Begin to read remote pieces, one after the other, to a local address."""
-        name, batch = peer.decode(), _Batch()
         sizes = remote[:, 1].astype(np.int64)
         places = (local + np.cumsum(sizes) - sizes).tolist()
-        for place, (address, nbytes) in zip(places, remote.tolist(), strict=True):
-            ticket = self._engine.batch_transfer_async_read(name, [place], [address], [nbytes])
-            if not ticket:
-                raise PeerLost(f"Mooncake cannot read from {name}; the exporter ended, or its engine is not reachable")
-            batch.pending.append(ticket)
+        reads = [(place, *piece) for place, piece in zip(places, remote.tolist(), strict=True)]
+        batch = _Batch()
+        self._submitting.add(batch)
+        batch.thread = threading.Thread(
+            target=_submit,
+            args=([self._engine], peer.decode(), reads, batch, self._submitting),
+            name="pagecore-mooncake",
+            daemon=True,
+        )
+        batch.thread.start()
         return batch
 
     def is_done(self, handle: Any) -> bool:
         """Return True if all reads are complete."""
+        if handle.thread is not None:
+            if handle.thread.is_alive():
+                return False
+            handle.thread = None
+        if handle.error is not None:
+            raise handle.error
         pending: list[int] = handle.pending
         while pending:
             status = self._engine.transfer_check_status(pending[-1])
@@ -119,3 +153,23 @@ class MooncakeTransport(OneSidedTransport):
 
     def forget(self, handle: Any) -> None:
         """Release the handle of a complete read; the engine has done so."""
+
+
+def _submit(
+    engine: list[Any], peer: str, reads: list[tuple[int, int, int]], batch: _Batch, submitting: set[_Batch]
+) -> None:
+    """Submit reads, (local address, address, bytes) each; runs in a thread of its own.
+
+    `engine` has the engine: the thread may be the last that holds it, and destroys it before it releases the memory.
+    """
+    try:
+        for place, address, nbytes in reads:
+            ticket = engine[0].batch_transfer_async_read(peer, [place], [address], [nbytes])
+            if not ticket:
+                raise PeerLost("the exporter ended, or its engine is not reachable")
+            batch.pending.append(ticket)
+    except Exception as error:
+        batch.error = PeerLost(f"Mooncake cannot read from {peer}: {error}")
+    engine.clear()
+    submitting.discard(batch)
+    batch.kept.clear()
