@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Collection, Sized
 from typing import Any, Literal, get_args
 
 from pagecore.cache.parts import CacheParts, parts_of
@@ -11,7 +11,7 @@ from pagecore.storage.checks import as_float, shown
 from pagecore.tiers.guard import Guard
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
-from pagecore.tiers.store import BlockStore
+from pagecore.tiers.store import BlockStore, Medium
 
 Write = Literal["through", "second_hit", "on_release", "on_evict", "explicit"]
 
@@ -107,6 +107,22 @@ def checked_spans(spans: Any) -> tuple[tuple[int, int, bytes | int], ...] | None
         return tuple(spans)
     except TypeError:
         raise ShapeError(f"expected spans as a list of (start, end, digest), got {shown(spans)}") from None
+
+
+def checked_media(media: Any) -> frozenset[Medium] | None:
+    """Return the media of stores; refuse what is not a collection of them."""
+    if media is None:
+        return None
+    listed = media if isinstance(media, Collection) and not isinstance(media, str | bytes) else (media,)
+    for medium in listed:
+        if not isinstance(medium, str) or medium not in get_args(Medium):
+            raise UnsupportedOption(
+                f"media has {shown(medium)}; expected a collection of {', '.join(get_args(Medium))}, the media of the "
+                "stores to ask, or None for all"
+            )
+    if listed is not media:
+        raise UnsupportedOption(f"media is {shown(media)}; expected a collection: pass [{shown(media)}]")
+    return frozenset(listed)
 
 
 def check_agree(agree: Any) -> None:

@@ -64,7 +64,9 @@ class Load:
         """Return True if another request that has not ended searches or loads the first block that this one lacks."""
         block = self._first_missing
         own, chain = self.request.chain, other.request.chain
-        if other.has_ended or own is None or chain is None or not block < min(self._search.num_blocks, len(chain)):
+        if not other.request.loads or other.has_ended or own is None or chain is None:
+            return False
+        if not block < min(self._search.num_blocks, len(chain)):
             return False
         return bool((own[block] == chain[block]).all())
 
@@ -114,7 +116,8 @@ class Load:
         """Look the missing entries up in every store, one batch each, unless too few tokens are missing."""
         there = max(self.request.num_host_tokens, self.request.num_device_tokens)
         missing = self._search.num_blocks * self.around.planner.block_size - there
-        if missing <= 0 or not self.around.ports or (missing < self.around.min_tokens and not self.around.agrees):
+        is_little = missing < self.around.min_tokens and self.request.loads and not self.around.agrees
+        if missing <= 0 or not self.around.ports or is_little:
             self._search.skip()
             return
         assert self._pin is not None
@@ -148,6 +151,7 @@ class Load:
         """End the stage with a prefix of `num_tokens` tokens; return True if the request has ended with it."""
         request = self.request
         if request.state == "searching":
+            request.num_found_tokens = num_tokens
             if not self._search.has_ended:
                 self._choose(num_tokens)
             if self._chunks or self.around.agrees:  # ranks end both stages together
@@ -203,7 +207,8 @@ class Load:
         """Begin to load a prefix, release the holds of all entries that are not loaded, and end the search."""
         sources, _ = self._search.assigned()
         gained = num_tokens - self._reach()
-        if not self.is_expired and gained > 0 and (gained >= self.around.min_tokens or self.around.agrees):
+        is_wanted = self.request.loads and not self.is_expired
+        if is_wanted and gained > 0 and (gained >= self.around.min_tokens or self.around.agrees):
             wanted = self._search.longest(sources, num_tokens)
             while wanted.num_tokens > self._usable(self.cap):
                 end = self._reserve(wanted, sources)

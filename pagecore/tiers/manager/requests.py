@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.tiers.manager.port import Spans
-from pagecore.tiers.store import Keys
+from pagecore.tiers.store import Keys, Medium
 
 __all__ = ["Request", "RequestState"]
 
@@ -34,10 +34,17 @@ class Request:
     tokens : ndarray of int32
     namespace : hashable
     spans : tuple or None
+    media : frozenset or None
+        Media of the stores that are asked; None for all.
+    loads : bool
+        False for a look-up, which loads nothing.
     state : {"searching", "loading", "ready", "late"}
         "late" means that the deadline passed first; what arrives afterwards is still published in the host.
     num_tokens : int
         Tokens of the prefix that device or host have, once the request has ended. With ranks, the shortest of all.
+    num_found_tokens : int
+        Tokens of the prefix that device, host and stores had together at the end of the search; a request loads them as
+        far as the host has room, a look-up does not.
     num_host_tokens, num_device_tokens : int
         Tokens that host and device had when the search began.
     loaded_tokens : dict
@@ -56,14 +63,19 @@ class Request:
         spans: Spans | None,
         max_tokens: int,
         deadline_at: float | None,
+        *,
+        media: frozenset[Medium] | None = None,
+        loads: bool = True,
     ) -> None:
         self.tokens = tokens
         self.namespace = namespace
         self.spans = spans
         self.max_tokens = max_tokens
         self.deadline_at = deadline_at
+        self.media = media
+        self.loads = loads
         self.state: RequestState = "searching"
-        self.num_tokens = self.num_host_tokens = self.num_device_tokens = 0
+        self.num_tokens = self.num_found_tokens = self.num_host_tokens = self.num_device_tokens = 0
         self.loaded_tokens: dict[str, int] = {}
         self.is_retired = False
         self.error: str | None = None

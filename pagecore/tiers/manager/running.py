@@ -92,7 +92,7 @@ class RunningLoads:
     def add(self, load: Load) -> Load | None:
         """Add a load; return the older one that it has to wait for because it loads the first missing block."""
         self._num_requests += 1
-        leader = self._leader_of(load)
+        leader = self._leader_of(load) if load.request.loads else None  # a look-up waits for no load
         self._open.append(load)
         return leader
 

@@ -56,11 +56,11 @@ class Search:
         self.chosen = self._absent(lanes)
         self._sources = self._absent(lanes)
         self._searched: list[Positions] = [np.empty(0, np.int64)] * lanes
-        self._lookups: list[int | None] = []
+        self._lookups: list[tuple[StorePort, int | None]] = []
         self._answers: list[list[Flags] | None] = [None] * len(around.ports)
 
     def begin(self, pin: Reader) -> None:
-        """Look the entries that the host lacks up in every store, one batch each."""
+        """Look the entries that the host lacks up in the stores of the request's media, one batch each."""
         first = self._request.num_host_tokens // self._around.planner.block_size
         for lane, source in enumerate(self._sources):
             positions, _ = pin.entries(lane)
@@ -72,9 +72,14 @@ class Search:
         if not len(keys):
             self.skip()
             return
-        self.num_unanswered = len(self._around.ports)
+        media = self._request.media
+        asked = [port for port in self._around.ports if media is None or port.medium in media]
         for port in self._around.ports:
-            self._lookups.append(port.lookup(keys, partial(self._answered, port)))
+            if port not in asked:
+                self._answers[port.index] = [np.zeros(len(lane), np.bool_) for lane in self._searched]
+        self.num_unanswered = len(asked)
+        for port in asked:
+            self._lookups.append((port, port.lookup(keys, partial(self._answered, port))))
 
     def skip(self) -> None:
         """End the search without a look-up."""
@@ -82,7 +87,7 @@ class Search:
 
     def cancel(self) -> None:
         """Ask the stores for an early end of the look-ups."""
-        for port, ticket in zip(self._around.ports, self._lookups, strict=False):
+        for port, ticket in self._lookups:
             port.cancel(ticket)
 
     def assigned(self) -> tuple[Sources, bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 from threading import RLock
@@ -16,7 +16,7 @@ from pagecore.cache.prefix.retention import reusable
 from pagecore.cache.sequences._sequences import token_ids
 from pagecore.errors import PagecoreError, UnsupportedDtype, UnsupportedOption
 from pagecore.tiers.keys import Fingerprint, content_chain, lane_keys
-from pagecore.tiers.manager.arguments import checked_seconds, checked_spans, require_fingerprint
+from pagecore.tiers.manager.arguments import checked_media, checked_seconds, checked_spans, require_fingerprint
 from pagecore.tiers.manager.ledger import Ledger
 from pagecore.tiers.manager.load import Load
 from pagecore.tiers.manager.origins import HOST, Origins
@@ -28,7 +28,7 @@ from pagecore.tiers.manager.running import Agree, RunningLoads
 from pagecore.tiers.manager.stats import RequestStats
 from pagecore.tiers.manager.tickets import StorePort
 from pagecore.tiers.manager.writes import Writer
-from pagecore.tiers.store import BlockStore, Keys
+from pagecore.tiers.store import BlockStore, Keys, Medium
 
 CHUNK_BYTES = 16 << 20
 PIN_SECONDS = 10.0
@@ -119,8 +119,11 @@ class StoreSide:
         spans: Spans | None = None,
         max_tokens: int | None = None,
         deadline: float | None = None,
+        media: Collection[Medium] | None = None,
+        loads: bool = True,
     ) -> Request:
-        """Ask for a prefix; see `Tiers.request`."""
+        """Ask for a prefix; see `Tiers.request` and, without `loads`, `Tiers.lookup`."""
+        asked = checked_media(media)
         seconds = None if deadline is None else checked_seconds("deadline", deadline)
         ids = token_ids(tokens)
         most = reusable(len(ids), max_tokens) // self.planner.block_size * self.planner.block_size
@@ -128,7 +131,7 @@ class StoreSide:
         with self.held():
             self._check_open()
             end = None if seconds is None else self._clock() + seconds
-            request = Request(ids, namespace, spans, most, end)
+            request = Request(ids, namespace, spans, most, end, media=asked, loads=loads)
             if self.ports:
                 request.chain = self._chain(ids[:most], namespace, spans)
             load = Load(self, request)

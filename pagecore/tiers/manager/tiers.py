@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from collections.abc import Sequence as Listed
 from contextlib import suppress
 from typing import Any, Self, SupportsIndex
@@ -35,7 +35,7 @@ from pagecore.tiers.manager.requests import Request
 from pagecore.tiers.manager.running import Agree
 from pagecore.tiers.manager.stats import TierStats
 from pagecore.tiers.manager.stores import PIN_SECONDS, StoreSide
-from pagecore.tiers.store import BlockStore
+from pagecore.tiers.store import BlockStore, Medium
 
 
 class Tiers(CacheObserver):
@@ -192,6 +192,7 @@ class Tiers(CacheObserver):
         spans: Spans | None = None,
         max_tokens: int | None = None,
         deadline: float | None = None,
+        media: Collection[Medium] | None = None,
     ) -> Request:
         """Ask for a prefix, and return at once: what the stores have of it is loaded into the host.
 
@@ -208,6 +209,8 @@ class Tiers(CacheObserver):
         deadline : float, optional
             Seconds from now after which the request ends with what is there; None waits for the deadlines of the
             stores.
+        media : collection of {"DISK", "EXTERNAL", "CPU"}, optional
+            Media of the stores that are asked: an empty one asks none. By default all stores are.
 
         Returns
         -------
@@ -221,9 +224,40 @@ class Tiers(CacheObserver):
         UnsupportedDtype
             Tokens that are not integers, or a namespace without a value outside of the process.
         UnsupportedOption
-            The tiers are closed.
+            The tiers are closed, or an unknown medium.
         """
-        return self._stores.request(tokens, namespace=namespace, spans=spans, max_tokens=max_tokens, deadline=deadline)
+        return self._stores.request(
+            tokens, namespace=namespace, spans=spans, max_tokens=max_tokens, deadline=deadline, media=media
+        )
+
+    def lookup(
+        self,
+        tokens: ArrayLike,
+        *,
+        namespace: Hashable = None,
+        spans: Spans | None = None,
+        max_tokens: int | None = None,
+        deadline: float | None = None,
+        media: Collection[Medium] | None = None,
+    ) -> Request:
+        """Ask how much of a prefix a request would find, and return at once; nothing is loaded.
+
+        When the request has ended, `Request.num_found_tokens` is the length of the prefix that device, host and stores
+        have together, however few tokens the host lacks, and `num_tokens` that of device and host. The part in the host
+        stays pinned until `Request.release`, or for `pin_seconds`, and counts as used there; a store counts a look-up
+        as it does that of a request. `match_length` answers for device and host alone, and uses nothing.
+
+        Arguments and errors are those of `request`.
+        """
+        return self._stores.request(
+            tokens,
+            namespace=namespace,
+            spans=spans,
+            max_tokens=max_tokens,
+            deadline=deadline,
+            media=media,
+            loads=False,
+        )
 
     def save(self, sequences: Sequence | Iterable[Sequence], *, max_tokens: SupportsIndex | None = None) -> int:
         """Copy the published blocks of sequences to the host and to every store, whatever `write` is.

@@ -40,6 +40,16 @@ def test_a_forgotten_prompt_of_the_device_comes_back_from_the_host():
         assert served.tiers.stats().hit_tokens == {"GPU": 32, "CPU": 32}
 
 
+def test_a_look_up_finds_what_a_request_would_bring():
+    with Served([MemoryStore(medium="DISK"), MemoryStore()], min_tokens=64) as served:
+        served.serve(PROMPT)
+        served.forget()
+        for media, found in ((None, 32), (["EXTERNAL"], 32), ([], 0), (["CPU"], 0)):
+            request = served.tiers.wait(served.tiers.lookup(np.append(PROMPT[:32], 7), deadline=20, media=media))
+            assert (request.num_found_tokens, request.num_tokens, request.loaded_tokens) == (found, 0, {})
+        assert served.tiers.match_length(PROMPT) == served.tiers.stats().requests.loaded_tokens.get("DISK", 0) == 0
+
+
 def test_two_processes_share_a_store():
     data = {}
     with Served([MemoryStore(data=data)]) as writer:
