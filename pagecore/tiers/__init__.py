@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from pagecore.tiers.remote.resp import RespStore
     from pagecore.tiers.store import (
         BlockStore,
+        EntryLister,
         EntryRemover,
         EntryTaker,
         EntryToucher,
@@ -62,6 +63,7 @@ __all__ = [
     "DeviceType",
     "DiskFiles",
     "DiskStore",
+    "EntryLister",
     "EntryRemover",
     "EntryTaker",
     "EntryToucher",
@@ -138,6 +140,7 @@ _MODULES = {
     "remote.resp": ("RespStore",),
     "store": (
         "BlockStore",
+        "EntryLister",
         "EntryRemover",
         "EntryTaker",
         "EntryToucher",

@@ -101,6 +101,24 @@ class EntryRemover(Protocol):
 
 
 @runtime_checkable
+class EntryLister(Protocol):
+    """The part of a store that lists its entries; optional, for `Tiers.clear`.
+
+    Attributes
+    ----------
+    can_list : bool
+        False if `keys` does not know the entries.
+    """
+
+    @property
+    def can_list(self) -> bool:
+        """True if the store lists its entries."""
+
+    def keys(self) -> Keys:
+        """Return the keys of all published entries, in any order; nothing is held, and nothing counts as used."""
+
+
+@runtime_checkable
 class EntryTaker(Protocol):
     """The part of a store that says whether it takes entries; optional, every other store does.
 

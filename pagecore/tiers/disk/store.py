@@ -86,6 +86,7 @@ class DiskStore:
     medium: Medium = "DISK"
     reports_evictions = True
     can_remove = True
+    can_list = True
     can_touch = True
     keeps_prefixes = True
 
@@ -386,6 +387,15 @@ class DiskStore:
         wanted = split_keys(keys, self.fingerprint)
         with self._lock:
             return np.array([key in self._lanes[key[-1]].entries for key in wanted], np.bool_)
+
+    def keys(self) -> Keys:
+        """Return the keys of all published entries, uint8 ``[n, 17]``, lane after lane; empty after `close`.
+
+        Nothing is held, and nothing counts as used. `submit_remove` of them empties the store.
+        """
+        with self._lock:
+            listed = [] if self._is_closed else [key for lane in self._lanes for key in lane.entries]
+        return np.frombuffer(b"".join(listed), np.uint8).reshape(-1, KEY_BYTES).copy()
 
     def check_invariants(self) -> None:
         """Raise PagecoreError if slots, pins and batches do not match."""

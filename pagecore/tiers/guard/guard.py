@@ -25,6 +25,7 @@ from pagecore.tiers.store import (
     KEY_BYTES,
     BlockStore,
     Done,
+    EntryLister,
     EntryRemover,
     EntryTaker,
     EntryToucher,
@@ -193,6 +194,19 @@ class Guard:
         """True if the store deletes entries on request."""
         store: object = self._core.store
         return not self._core.read_only and isinstance(store, EntryRemover) and store.can_remove
+
+    @property
+    def can_list(self) -> bool:
+        """True if the store lists its entries."""
+        store: object = self._core.store
+        return isinstance(store, EntryLister) and store.can_list
+
+    def keys(self) -> Keys:
+        """Return the keys of all entries of a store that lists them, and none of another."""
+        store: object = self._core.store
+        if isinstance(store, EntryLister) and store.can_list:
+            return store.keys()
+        return np.empty((0, KEY_BYTES), np.uint8)
 
     def unlock(self, keys: Keys) -> None:
         """Release the holds of a lookup."""

@@ -13,6 +13,7 @@ from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.store import BlockStore, Medium
 
+AnyMedium = Literal["GPU", "CPU", "DISK", "EXTERNAL"]
 Write = Literal["through", "second_hit", "on_release", "on_evict", "explicit"]
 
 
@@ -109,20 +110,16 @@ def checked_spans(spans: Any) -> tuple[tuple[int, int, bytes | int], ...] | None
         raise ShapeError(f"expected spans as a list of (start, end, digest), got {shown(spans)}") from None
 
 
-def checked_media(media: Any) -> frozenset[Medium] | None:
-    """Return the media of stores; refuse what is not a collection of them."""
-    if media is None:
-        return None
-    listed = media if isinstance(media, Collection) and not isinstance(media, str | bytes) else (media,)
-    for medium in listed:
-        if not isinstance(medium, str) or medium not in get_args(Medium):
-            raise UnsupportedOption(
-                f"media has {shown(medium)}; expected a collection of {', '.join(get_args(Medium))}, the media of the "
-                "stores to ask, or None for all"
-            )
-    if listed is not media:
-        raise UnsupportedOption(f"media is {shown(media)}; expected a collection: pass [{shown(media)}]")
-    return frozenset(listed)
+def checked_media(media: Any, known: tuple[str, ...] = get_args(Medium)) -> frozenset[Any]:
+    """Return media; refuse what is not a collection of those that are known."""
+    if isinstance(media, str | bytes) or not isinstance(media, Collection):
+        raise UnsupportedOption(
+            f"media is {shown(media)}; expected a collection of {', '.join(known)}, such as [{known[-1]!r}]"
+        )
+    for medium in media:
+        if not isinstance(medium, str) or medium not in known:
+            raise UnsupportedOption(f"media has {shown(medium)}; expected {', '.join(known)}")
+    return frozenset(media)
 
 
 def check_agree(agree: Any) -> None:

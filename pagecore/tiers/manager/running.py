@@ -120,6 +120,11 @@ class RunningLoads:
         for load in (*self._open, *self._retiring):
             load.cancel()
 
+    def release_ended(self) -> None:
+        """End the pins of all requests that have ended."""
+        for _, load in self._pinned:
+            load.release()
+
     def release_all(self) -> None:
         """End all pins, and forget all loads."""
         for load in self._all():

@@ -123,7 +123,7 @@ class StoreSide:
         loads: bool = True,
     ) -> Request:
         """Ask for a prefix; see `Tiers.request` and, without `loads`, `Tiers.lookup`."""
-        asked = checked_media(media)
+        asked = None if media is None else checked_media(media)
         seconds = None if deadline is None else checked_seconds("deadline", deadline)
         ids = token_ids(tokens)
         most = reusable(len(ids), max_tokens) // self.planner.block_size * self.planner.block_size
@@ -199,6 +199,30 @@ class StoreSide:
             for port in ports:
                 self._num_removals += 1
                 port.remove(removal.all_keys(), partial(self._removed, port, removal))
+
+    def ports_to_clear(self, media: frozenset[Medium]) -> list[StorePort]:
+        """Return the stores of some media; raise UnsupportedOption if one cannot be cleared."""
+        ports = [port for port in self.ports if port.medium in media]
+        for port in ports:
+            if not port.can_clear:
+                raise UnsupportedOption(
+                    f"the store {port.store.name} cannot list and delete its entries; leave {port.medium} out of "
+                    "media, and clear it by its own tools"
+                )
+        return ports
+
+    def clear(self, ports: Iterable[StorePort]) -> None:
+        """Delete all entries of stores that can be cleared."""
+        with self.held():
+            for port in ports:
+                keys = port.keys()
+                if len(keys):
+                    self._num_removals += 1
+                    port.remove(keys, self._cleared)
+
+    def release_ended(self) -> None:
+        """End the pins of all requests that have ended."""
+        self._loads.release_ended()
 
     def fileno(self) -> int:
         """Return a descriptor that is readable while `poll` has something to do."""
@@ -339,6 +363,9 @@ class StoreSide:
         self._num_removals -= 1
         gone = removal.marked(ok)
         port.note(removal.tokens, removal.namespace, removal.spans, gone, removal.keys, forgets=True)
+
+    def _cleared(self, _ok: Flags, _error: str | None) -> None:
+        self._num_removals -= 1
 
     def _write(self, prefix: Prefix) -> int:
         tokens, spans = prefix.tokens[: prefix.stop], prefix.spans

@@ -13,6 +13,7 @@ from pagecore.tiers.manager.ledger import Ledger
 from pagecore.tiers.manager.port import Flags, Positions, Spans
 from pagecore.tiers.store import (
     BlockStore,
+    EntryLister,
     EntryRemover,
     EntryTaker,
     EntryToucher,
@@ -84,6 +85,17 @@ class StorePort:
         """True if the store deletes entries on request."""
         store: object = self.store
         return isinstance(store, EntryRemover) and store.can_remove
+
+    @property
+    def can_clear(self) -> bool:
+        """True if the store lists its entries, and deletes them on request."""
+        store: object = self.store
+        return self.can_remove and isinstance(store, EntryLister) and store.can_list
+
+    def keys(self) -> Keys:
+        """Return the keys of all entries of a store that `can_clear`."""
+        assert isinstance(self.store, EntryLister)
+        return self.store.keys()
 
     def lookup(self, keys: Keys, ended: Ended) -> int | None:
         """Submit a look-up; return its ticket, or None if the store refused it."""

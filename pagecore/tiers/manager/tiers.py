@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Hashable, Iterable
 from collections.abc import Sequence as Listed
 from contextlib import suppress
-from typing import Any, Self, SupportsIndex
+from typing import Any, Self, SupportsIndex, get_args
 
 from numpy.typing import ArrayLike
 
@@ -20,9 +20,11 @@ from pagecore.tiers.guard import Guard
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.manager.arguments import (
+    AnyMedium,
     Write,
     check_agree,
     check_fingerprint,
+    checked_media,
     checked_parts,
     checked_seconds,
     checked_spans,
@@ -130,7 +132,7 @@ class Tiers(CacheObserver):
             host.is_exclusive = write == "on_evict"
             try:
                 self._stores = StoreSide(
-                    cache,
+                    _DeviceOf(host),
                     host,
                     [store if parts.device == "none" or isinstance(store, Guard) else Guard(store) for store in given],
                     fingerprint=fingerprint,
@@ -334,6 +336,38 @@ class Tiers(CacheObserver):
             freed = self.cache.evict_namespace(namespace, cross_digest=cross_digest)
             return freed + self.host.evict_namespace(namespace, cross_digest=cross_digest)
 
+    def clear(self, media: Collection[AnyMedium] = ("GPU", "CPU")) -> int:
+        """Evict all prefixes that nothing uses from some media; return the blocks that device and host freed.
+
+        Waits until no copy, load or write runs, and ends the pins of requests that have ended. What sequences and pins
+        of the caller use stays. Stores delete their entries in batches that end in `poll` or `drain`;
+        `StoreStats.num_removed` counts them.
+
+        Parameters
+        ----------
+        media : collection of {"GPU", "CPU", "DISK", "EXTERNAL"}
+            The device, the host tier, and the stores of a medium. A store has to list its entries
+            (`pagecore.tiers.EntryLister`), as `DiskStore` does; services that many processes share do not.
+
+        Raises
+        ------
+        UnsupportedOption
+            The tiers are closed, an unknown medium, or a store that cannot be cleared; nothing is evicted.
+        """
+        self._require_open()
+        named = checked_media(media, get_args(AnyMedium))
+        ports = self._stores.ports_to_clear(named - {"GPU", "CPU"})
+        self.drain()
+        freed = 0
+        with Held(self._parts.state.lock):
+            self._stores.release_ended()
+            if "GPU" in named:
+                freed += self.cache.clear_prefix_cache()
+            if "CPU" in named:
+                freed += self.host.clear()
+            self._stores.clear(ports)
+        return freed
+
     def revoke_prefix(
         self,
         tokens: ArrayLike,
@@ -448,3 +482,13 @@ class Tiers(CacheObserver):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _DeviceOf:
+    """The device of a cache with tiers, whose own `match_length` counts what the host has as well."""
+
+    def __init__(self, host: HostTier) -> None:
+        self._host = host
+
+    def match_length(self, tokens: ArrayLike, **options: Any) -> int:
+        return self._host.match_both(tokens, **options)[0]

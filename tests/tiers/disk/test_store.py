@@ -370,6 +370,21 @@ def test_removed_entries_that_are_held_or_read_keep_their_slots_until_then(tmp_p
         assert get(store, [0, 1]).ok.all()
 
 
+def test_the_keys_of_all_entries_are_listed_and_empty_the_store(tmp_path):
+    with open_store(tmp_path, payloads=(PAYLOAD, 300)) as store:
+        keys = np.concatenate([keys_of(store, range(5)), keys_of(store, range(3), lane=1)])
+        assert store.keys().shape == (0, 17)
+        for lane, size in enumerate((PAYLOAD, 300)):
+            mine = keys[keys[:, -1] == lane]
+            assert finish(store, store.submit_store(mine, Memory(len(mine), size).fill(mine).pieces)).ok.all()
+        assert sorted(map(bytes, store.keys())) == sorted(map(bytes, keys))
+        assert store.stats().num_held == 0
+        assert finish(store, store.submit_remove(store.keys())).ok.all()
+        assert (len(store.keys()), store.num_entries) == (0, 0)
+        store.check_invariants()
+    assert store.keys().shape == (0, 17)
+
+
 def test_an_entry_that_is_being_written_is_not_removed(tmp_path):
     is_slow, goes_on = threading.Event(), threading.Event()
     ops = FileOps(on_write=lambda *_: None if not is_slow.is_set() or goes_on.wait(30) else -errno.EIO)

@@ -9,7 +9,7 @@ import pytest
 
 from pagecore.errors import ShapeError, StoreError, UnsupportedOption
 from pagecore.tiers.guard import Breaker, Deadline, Guard, closing
-from pagecore.tiers.store import BlockStore, EntryRemover
+from pagecore.tiers.store import BlockStore, EntryLister, EntryRemover
 from tests.tiers.blocks import Blocks, random_keys, wait, wait_all
 from tests.tiers.memory_store import MemoryStore
 
@@ -155,6 +155,23 @@ def test_removed_entries_are_misses(kind, blocks):
         assert guard.stats().num_removed == 3
         guard.unlock(keys)
         guard.check_invariants()
+
+
+def test_entries_are_those_that_the_store_lists():
+    keys = random_keys(3)
+
+    class Listed(MemoryStore):
+        can_list = True
+
+        def keys(self):
+            return keys
+
+    with Guard(Listed()) as guard:
+        assert guard.can_list
+        assert isinstance(guard, EntryLister)
+        np.testing.assert_array_equal(guard.keys(), keys)
+    with Guard(MemoryStore()) as guard:
+        assert (guard.can_list, guard.keys().shape) == (False, (0, 17))
 
 
 @pytest.mark.parametrize("fault", ["error", "raise", "hang"])

@@ -34,7 +34,7 @@ def test_a_forgotten_prompt_of_the_device_comes_back_from_the_host():
         served.serve(PROMPT)
         served.cache.clear_prefix_cache()
         request = served.serve(PROMPT)
-        assert (request.state, request.num_host_tokens) == ("ready", 32)
+        assert (request.state, request.num_host_tokens, request.num_device_tokens) == ("ready", 32, 0)
         assert served.tiers.stats().hit_tokens == {"GPU": 0, "CPU": 32}
         served.serve(PROMPT)
         assert served.tiers.stats().hit_tokens == {"GPU": 32, "CPU": 32}
