@@ -152,6 +152,26 @@ def test_blocks_shared_among_the_listed_are_stored_once_and_shared_again():
     cache.check_invariants()
 
 
+def test_blocks_that_one_of_the_listed_has_in_part_are_not_published():
+    """The prefix cache would have a block that another row holds, and count it as one that eviction frees."""
+    cache = make()
+    space = SwapSpace(cache, num_blocks=9)
+    parent = cache.add_sequence([])
+    fill(cache, [parent], 12)
+    child = cache.fork(parent)
+    cache.truncate(parent, 10)
+    cache.append_tokens([parent, child], [list(range(10)), list(range(12))])
+    cache.swap_out([parent, child], space)
+    cache.swap_in([parent, child])
+    assert cache.match_length(range(13)) == 8
+    cache.remove(child)
+    assert cache.num_available == 13
+    assert cache.match_length(range(13)) == 8
+    fill(cache, [parent], 2)
+    assert cache.match_length(range(13)) == 8
+    cache.check_invariants()
+
+
 def test_a_fork_is_swapped_out_alone_and_its_siblings_keep_their_blocks():
     cache = make()
     space = SwapSpace(cache, num_blocks=9)

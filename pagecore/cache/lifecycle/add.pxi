@@ -104,7 +104,7 @@ def fork(CacheState state not None, parent, name):
     if state.prefix is not None:
         child.hold = source.hold.blank_copy()
         number_namespaces(state.prefix, [source])
-        publish_one(state.prefix, source, False)
+        publish_one(state.prefix, source, 0)
     row = state.tables.fork_raw(source.row)
     # The row is there: from here on nothing fails.
     if state.states is not None:

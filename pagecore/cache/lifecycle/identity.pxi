@@ -86,7 +86,7 @@ def adopt_checkpoint(CacheState state not None, sequence, int32_t length, fill):
     slots.free_raw(&resting, resting != 0)
     slots.free_raw(taken.data(), 1)
     if state.prefix is not None:
-        publish_one(state.prefix, checked, False)
+        publish_one(state.prefix, checked, 0)
     return True
 
 

@@ -42,7 +42,7 @@ def remove(CacheState state not None, sequence, rank=None):
         writer.skip_content_on_device(removed.cross)
     if state.prefix is not None and removed.row >= 0:
         number_namespaces(state.prefix, [removed])
-        publish_one(state.prefix, removed, False)
+        publish_one(state.prefix, removed, 0)
         renew_values(state.prefix, removed)
     row = removed.row
     if row >= 0:
@@ -82,7 +82,7 @@ cdef int seal_whole(CacheState state, Sequence sequence) except -1:
     if state.seals.quantise.is_captured() or state.num_operations != operation:
         return 0
     length = num_whole(sequence, state.block_size)
-    length = num_publishable(state.prefix, sequence, length, False) * state.block_size
+    length = num_publishable(state.prefix, sequence, length, 0) * state.block_size
     if length <= sequence.sealed:
         return 0
     state.seals.begin()

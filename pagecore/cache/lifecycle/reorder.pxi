@@ -49,7 +49,7 @@ def reorder(CacheState state not None, sequences, parents):
             Int32s(rows.data(), rows.size()), Int32s(parent_rows.data(), parent_rows.size())
         )
     if state.prefix is not None:
-        publish(state.prefix, sources, False)
+        publish(state.prefix, sources)
     state.tables.reorder_raw(rows.data(), parent_rows.data(), <Py_ssize_t>rows.size())
     # The rows have changed: from here on nothing fails.
     if state.states is not None:

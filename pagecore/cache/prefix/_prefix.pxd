@@ -115,12 +115,16 @@ cdef class PrefixCache:
 cdef int number_namespaces(PrefixCache prefix, list sequences) except -1
 
 # Offer the full, computed and known blocks of sequences to the tree, and extend their receipts over them; cannot fail.
-# Blocks that other rows share are published only with `may_share`: the caller then publishes those rows too.
+# Blocks that other rows share are published among the first `shared` of a sequence only, which all of these rows
+# publish. `publish_together` is for rows that share blocks with each other alone.
 # Call `number_namespaces` before.
-cdef void publish(PrefixCache prefix, list sequences, bint may_share) noexcept
-cdef void publish_one(PrefixCache prefix, Sequence sequence, bint may_share) noexcept
+cdef void publish(PrefixCache prefix, list sequences) noexcept
+cdef void publish_together(PrefixCache prefix, list sequences) noexcept
+cdef void publish_one(PrefixCache prefix, Sequence sequence, int32_t shared) noexcept
 # Returns how many of the first `whole` blocks of a sequence can be in the tree.
-cdef int32_t num_publishable(PrefixCache prefix, Sequence sequence, int32_t whole, bint may_share) noexcept
+cdef int32_t num_publishable(PrefixCache prefix, Sequence sequence, int32_t whole, int32_t shared) noexcept
+# Returns how many blocks of a sequence are complete, known and, next to sealed blocks, sealed.
+cdef int32_t num_complete(PrefixCache prefix, Sequence sequence) noexcept
 
 # Give the published blocks of a sequence that is being removed the values of its options: they may all come from other
 # sequences, and their time to live begins now.

@@ -17,28 +17,44 @@ cdef int number_namespaces(PrefixCache prefix, list sequences) except -1:
     return 0
 
 
-cdef void publish(PrefixCache prefix, list sequences, bint may_share) noexcept:
+cdef void publish(PrefixCache prefix, list sequences) noexcept:
     cdef Sequence sequence
     for sequence in sequences:
-        publish_one(prefix, sequence, may_share)
+        publish_one(prefix, sequence, 0)
 
 
-cdef int32_t num_publishable(PrefixCache prefix, Sequence sequence, int32_t whole, bint may_share) noexcept:
-    cdef PrefixHold hold = sequence.hold
-    whole = min(whole, hold.published if hold.is_ended else hold.publish_limit)
-    if whole > hold.published and not may_share:
-        # Otherwise another row would have blocks of the tree that its receipt does not cover.
-        whole = hold.published + num_unshared(prefix, sequence, hold.published, whole)
-    return max(whole, hold.published)
+cdef void publish_together(PrefixCache prefix, list sequences) noexcept:
+    cdef Sequence sequence
+    cdef int32_t shared = INT32_MAX
+    for sequence in sequences:
+        shared = min(shared, num_complete(prefix, sequence))
+    for sequence in sequences:
+        publish_one(prefix, sequence, shared)
 
 
-cdef void publish_one(PrefixCache prefix, Sequence sequence, bint may_share) noexcept:
-    cdef PrefixHold hold = sequence.hold
-    cdef int32_t checkpoint = new_checkpoint(prefix, sequence)
+cdef int32_t num_complete(PrefixCache prefix, Sequence sequence) noexcept:
+    """Return the blocks of a sequence that the tree may have, if it is the only one that holds them."""
     cdef int32_t whole = num_whole(sequence, prefix.block_size)
     if prefix.publishes_sealed:
         whole = min(whole, sequence.sealed // prefix.block_size)
-    whole = num_publishable(prefix, sequence, whole, may_share)
+    return min(whole, sequence.hold.published if sequence.hold.is_ended else sequence.hold.publish_limit)
+
+
+cdef int32_t num_publishable(PrefixCache prefix, Sequence sequence, int32_t whole, int32_t shared) noexcept:
+    cdef PrefixHold hold = sequence.hold
+    cdef int32_t first
+    whole = min(whole, hold.published if hold.is_ended else hold.publish_limit)
+    if whole > hold.published:
+        # Otherwise another row would have blocks of the tree that its receipt does not cover.
+        first = max(hold.published, min(shared, whole))
+        whole = first + num_unshared(prefix, sequence, first, whole)
+    return max(whole, hold.published)
+
+
+cdef void publish_one(PrefixCache prefix, Sequence sequence, int32_t shared) noexcept:
+    cdef PrefixHold hold = sequence.hold
+    cdef int32_t checkpoint = new_checkpoint(prefix, sequence)
+    cdef int32_t whole = num_publishable(prefix, sequence, num_complete(prefix, sequence), shared)
     if checkpoint > whole * <int64_t>prefix.block_size or hold.truncated_inside_block:
         checkpoint = 0  # offered by a later call
     if (whole > hold.published or checkpoint > 0) and (

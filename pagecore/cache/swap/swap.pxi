@@ -6,7 +6,7 @@ by calls that cannot fail; see `CacheState`.
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
 
-from pagecore.cache.prefix._prefix cimport free_blocks, free_slots, number_namespaces, publish
+from pagecore.cache.prefix._prefix cimport free_blocks, free_slots, number_namespaces, publish, publish_together
 from pagecore.cache.sequences._sequences cimport Sequence, require_each
 from pagecore.cache.state._state cimport CacheState, Held, StoredBlocks
 from pagecore.index._integers cimport const_int32
@@ -57,7 +57,7 @@ def swap_out(CacheState state not None, sequences, space, refuse, moves):
     transfer.copy(planes)
     cross.copy(cross_planes)
     if state.prefix is not None:
-        publish(state.prefix, transfer.sequences, False)
+        publish(state.prefix, transfer.sequences)
     state.tables.remove_raw(rows.data(), <Py_ssize_t>rows.size())
     # The rows are gone: from here on nothing fails.
     if state.states is not None:
@@ -108,8 +108,7 @@ def swap_in(CacheState state not None, sequences, refuse, moves):
     # The rows are there: from here on nothing fails.
     arrival.settle()
     if state.prefix is not None:
-        # Blocks that several of them share may be published if the ids of all of them are known.
-        publish(state.prefix, arrival.coming, arrival.may_share)
+        publish_together(state.prefix, arrival.coming)
     return None
 
 
@@ -126,7 +125,6 @@ cdef class SwapIn:
     cdef vector[int32_t] rows, lengths
     cdef vector[vector[span[const_int32]]] spans  # of each sequence and group: its new blocks
     cdef vector[bint] is_exact
-    cdef bint may_share
 
     def __cinit__(self, CacheState state not None, list coming not None):
         self.state = state
@@ -169,14 +167,12 @@ cdef class SwapIn:
             self.arrivals.extend((<Transfer>each).arriving)
         for each in self.contents:
             self.copies.append(moves((<Transfer>each).space, True)[1])
-        self.may_share = True
         self.spans.resize(len(self.coming))
         for i in range(self.spans.size()):
             sequence = <Sequence>self.coming[i]
             self.spans[i].resize(num_groups)
             self.lengths.push_back(sequence.computed)
             self.is_exact.push_back(sequence.swap_space.is_exact)
-            self.may_share = self.may_share and sequence.known >= sequence.computed
         self.rows.reserve(len(self.coming))
         return 0
 

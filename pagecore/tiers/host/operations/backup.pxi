@@ -325,7 +325,7 @@ def back_up(CacheState state not None, HostIndex host not None, sequence, int64_
     if source.row < 0:
         return None
     number_namespaces(state.prefix, [source])
-    publish_one(state.prefix, source, False)
+    publish_one(state.prefix, source, 0)
     one = Backup.__new__(Backup)
     one.state = state
     one.host = host
