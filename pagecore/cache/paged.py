@@ -359,6 +359,10 @@ class PagedKVCache(StepMethods, SwapMethods, CompactMethods, PrefixMethods, Save
     def truncate(self, sequences: Sequence | Iterable[Sequence], lengths: ArrayLike) -> None:
         """Forget the tokens of sequences past a length, and release the blocks that only they needed; all or nothing.
 
+        Inside a sealed block (format "kivi2" or "kivi4"), the tokens that stay return to the tail with the numbers of
+        the block, rounded to the dtype of the spec. What the sequence computes from there on is not published, because
+        sealing these numbers again adds an error.
+
         Parameters
         ----------
         sequences : Sequence or iterable of Sequence
@@ -369,10 +373,13 @@ class PagedKVCache(StepMethods, SwapMethods, CompactMethods, PrefixMethods, Save
         ------
         ShapeError
             A sequence has fewer tokens.
+        OutOfBlocks, DeviceError
+            A length is inside a sealed block, and a tail has no free block, or the stream of the last step is being
+            captured.
         UnsupportedOption
             A group with a window has released keys that the next token would see; truncate to 0 and compute again. Or a
             length after which the sequence has no state: possible are 0, its checkpoint, which the message names, and
-            the number of its computed tokens or more.
+            the number of its computed tokens or more. Or a length inside a sealed block, with ``device="none"``.
         """
         lifecycle.truncate(self._parts.state, sequences, lengths)
 

@@ -16,54 +16,9 @@ from pagecore import (
 )
 from pagecore.cache.memory import sealer
 from pagecore.cache.step import prepare
-from tests.cache.sealing import as_read, sealed_after
+from tests.cache.sealing import BLOCK, RESIDUAL, SPEC, Driver, numbers, sealed_after
 from tests.cache.swaps import poison
 from tests.ops import kivi_twin
-from tests.reference.dense import dense_attention, limits_of
-
-BLOCK, RESIDUAL = 32, 40
-SPEC = AttentionSpec(2, 64, 32, dtype="float32", num_query_heads=4, format="kivi2", residual=RESIDUAL)
-
-
-def numbers(seed, tokens, heads, dim):
-    return np.random.default_rng(seed).normal(size=(tokens, heads, dim)).astype(np.float32)
-
-
-class Driver:
-    """A cache of one or more layers, and all keys and values of its sequences."""
-
-    def __init__(self, spec=SPEC, layers=1, num_blocks=12, **options):
-        self.spec = spec
-        self.cache = PagedKVCache(spec, num_layers=layers, block_size=BLOCK, num_blocks=num_blocks, **options)
-        self.stored = {}
-        self.seed = 0
-
-    def add(self, ids=()):
-        sequence = self.cache.add_sequence(ids)
-        assert sequence.num_cached_tokens == 0
-        self.stored[sequence] = [[np.zeros((0, 2, dim)) for dim in (64, 32)] for _ in range(self.cache.num_layers)]
-        return sequence
-
-    def step(self, sequence, count, accepted=None):
-        """Compute `count` tokens, and compare the attention of every layer."""
-        batch = self.cache.prepare([sequence], count)
-        poison(self.cache, np.nan)
-        start, sealed = sequence.num_computed_tokens, sequence.num_sealed_tokens
-        for layer, stored in enumerate(self.stored[sequence]):
-            self.seed += 1
-            new = [numbers((self.seed, part), count, 2, dim) for part, dim in enumerate((64, 32))]
-            stored[:] = [np.concatenate([old[:start], more]) for old, more in zip(stored, new, strict=True)]
-            self.cache.write(layer, *new, batch)
-            query = numbers((self.seed, 2), count, 4, 64)
-            keys, values = as_read(self.spec, *stored, sealed, BLOCK)
-            found = self.cache.attend(layer, query, batch)
-            expected = dense_attention(query, keys, values, **limits_of(self.spec))
-            np.testing.assert_allclose(found, expected, rtol=0, atol=3e-5)
-        self.cache.commit(batch, accepted)
-        self.cache.check_invariants()
-
-    def used(self):
-        return [len(np.unique(table.numpy())) - 1 for table in map(self.cache.block_table, range(2))]
 
 
 @pytest.mark.parametrize("count", [1, 7, 32, 33, 150])
@@ -144,32 +99,11 @@ def test_a_commit_whose_quantisation_fails_changes_nothing(monkeypatch):
     assert sequence.num_sealed_tokens == BLOCK
 
 
-def test_truncation_keeps_sealed_blocks_whole():
-    driver = Driver(num_blocks=16)
-    sequence = driver.add()
-    driver.step(sequence, 150)
-    assert sequence.num_sealed_tokens == 96
-    driver.cache.truncate(sequence, 100)
-    driver.step(sequence, 3)
-    driver.cache.truncate(sequence, 97)
-    assert (sequence.num_sealed_tokens, sequence.num_computed_tokens) == (96, 97)
-    driver.step(sequence, 20)
-    message = "length is 70, but the first 96 tokens .* give 64, a multiple of block_size, or 96 or more"
-    with pytest.raises(UnsupportedOption, match=message):
-        driver.cache.truncate(sequence, 70)
-    driver.cache.truncate(sequence, 64)
-    assert (sequence.num_sealed_tokens, driver.used()) == (64, [2, 0])
-    driver.step(sequence, 60)
-    driver.cache.truncate(sequence, 0)
-    driver.step(sequence, 40)
-
-
 def test_forks_seal_shared_blocks_to_equal_bytes():
     driver = Driver(num_blocks=20)
     parent = driver.add()
     driver.step(parent, 90)
-    child = driver.cache.fork(parent)
-    driver.stored[child] = [list(stored) for stored in driver.stored[parent]]
+    child = driver.fork(parent)
     for count in (3, 60, 1):
         driver.step(parent, count)
         driver.step(child, count + 4)
@@ -182,7 +116,7 @@ def test_two_forks_seal_a_shared_block_in_one_commit():
     driver = Driver()
     parent = driver.add()
     driver.step(parent, 70)
-    child = driver.cache.fork(parent)
+    child = driver.fork(parent)
     batch = driver.cache.prepare([parent, child], 4)
     rows = [numbers(part, 8, 2, dim) for part, dim in enumerate((64, 32))]
     driver.cache.write(0, *rows, batch)
@@ -327,8 +261,8 @@ def test_sealed_tokens_that_arrive_are_not_limited_by_lookahead():
     cache = PagedKVCache(replace(SPEC, window=200, lookahead=4), num_blocks=9)
     sequence = cache.add_sequence(range(96))
     cache.commit(cache.prepare_arrival(sequence, 96, num_sealed_tokens=96))
-    with pytest.raises(UnsupportedOption, match="length is 94"):
-        cache.truncate([sequence], 94)
+    cache.truncate([sequence], 94)
+    assert (sequence.num_computed_tokens, sequence.num_sealed_tokens) == (94, 64)
     cache.truncate([sequence], 64)
     assert sequence.num_sealed_tokens == 64
     again = cache.add_sequence(range(500, 596))
@@ -375,6 +309,25 @@ def test_swapped_sequences_continue_bit_for_bit():
         SwapSpace(driver.cache, num_blocks=8, dtype="float16")
 
 
+def test_forks_that_come_back_publish_what_all_of_them_have_sealed():
+    driver = Driver(num_blocks=20)
+    parent = driver.add(range(200))
+    driver.step(parent, 70)
+    child = driver.fork(parent)
+    driver.step(child, 70)
+    assert (parent.num_sealed_tokens, child.num_sealed_tokens) == (0, 96)
+    space = SwapSpace(driver.cache, num_blocks=16)
+    driver.cache.swap_out([parent, child], space)
+    driver.cache.swap_in([parent, child])
+    assert driver.cache.match_length(range(200)) == 0
+    driver.step(parent, 60)
+    driver.step(child, 1)
+    driver.cache.swap_out([parent, child], space)
+    driver.cache.swap_in([parent, child])
+    assert driver.cache.match_length(range(200)) == 96  # the third block is the child's alone
+    driver.cache.check_invariants()
+
+
 def test_a_tail_needs_room_for_residual_and_step_alone():
     driver = Driver(num_blocks=[40, 5])  # 4 blocks: 40 + 31 + 57 tokens
     sequence = driver.add()
@@ -392,8 +345,7 @@ def test_forks_copy_no_block_that_is_not_sealed():
     driver = Driver(num_blocks=20, prefix_cache=False)
     parent = driver.add()
     driver.step(parent, 70)
-    child = driver.cache.fork(parent)
-    driver.stored[child] = [list(stored) for stored in driver.stored[parent]]
+    child = driver.fork(parent)
     driver.step(child, 1)
     assert driver.cache.stats().num_copied_blocks == 1
     tables = [driver.cache.block_table(0).numpy()[one.row] for one in (parent, child)]
@@ -409,7 +361,7 @@ def test_a_fork_whose_copies_are_undone_has_its_blocks_again(monkeypatch):
     driver = Driver(num_blocks=20)
     parent = driver.add()
     driver.step(parent, 70)
-    child = driver.cache.fork(parent)
+    child = driver.fork(parent)
     before, stats = driver.cache.block_table(0).numpy().copy(), driver.cache.stats()
 
     def fail(*_, **__):

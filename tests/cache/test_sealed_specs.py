@@ -105,8 +105,3 @@ def test_caches_that_cannot_be_served_are_refused():
         StaticKVCache(SPEC, max_length=64)
     with pytest.raises(UnsupportedOption, match="an encoder's output never grows"):
         CrossSpec(2, 64, format="kivi2")
-    cache = PagedKVCache(SPEC, block_size=BLOCK, num_blocks=9)
-    sequence = cache.add_sequence(range(64))
-    cache.commit(cache.prepare([sequence], 64))
-    with pytest.raises(UnsupportedOption, match="sealed blocks, whose tokens cannot move"):
-        cache.compact(sequence, [0, 1])

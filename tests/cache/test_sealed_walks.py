@@ -6,10 +6,10 @@ Key and value of a token are computed from all ids before it, so that reusing a 
 import numpy as np
 import pytest
 
-from pagecore import AttentionSpec, PagedKVCache, StateSpec, SwapSpace, UnsupportedOption
+from pagecore import AttentionSpec, OutOfBlocks, PagedKVCache, StateSpec, SwapSpace, UnsupportedOption
 from pagecore.tiers.host.tier import HostTier
 from tests.cache.hybrid_models import around
-from tests.cache.sealing import as_read, sealed_after
+from tests.cache.sealing import as_read, restored, sealed_after
 from tests.cache.state_rules import StateRules
 from tests.cache.swaps import poison
 from tests.cache.test_prefix_machine import Twin
@@ -53,15 +53,32 @@ class SealedTwin(Twin):
     """Model of one sequence, with its number of sealed tokens."""
 
     sealed = 0
+    before = None  # the model before the last cut inside a sealed block, whose tokens were restored
 
     def cut(self, length):
+        left, old = min(length, self.computed), self.copy()
         super().cut(length)
-        self.sealed = min(self.sealed, self.computed)
+        if left < self.sealed and left % BLOCK:
+            self.before = old, left
+        elif self.before is not None:
+            self.before = self.before[0], min(self.before[1], left)
+        self.sealed = min(self.sealed, left // BLOCK * BLOCK)
 
     def copy(self):
         twin = SealedTwin(self.namespace, self.ids)
         twin.known, twin.computed, twin.sealed = self.known, self.computed, self.sealed
+        twin.before = self.before
         return twin
+
+    def stored(self, layer, spec, start, end):
+        key, value = super().stored(layer, spec, 0, end)
+        if self.before is not None and spec.sealing is not None:
+            old, left = self.before
+            lengths = old.sealed, left, BLOCK
+            cut = restored(spec, *old.stored(layer, spec, 0, old.sealed), *lengths)
+            for side, found in zip((key, value), cut, strict=True):
+                side[: min(left, end)] = found[:end]
+        return key[start:], value[start:]
 
 
 class Walk(StateRules):
@@ -241,11 +258,14 @@ class Walk(StateRules):
             self.random.choice([twin.length, max(0, twin.length - 5), twin.length // 32 * 16, twin.length // 2])
         )
         left = min(length, twin.computed)
-        is_refused = left < twin.sealed and left % BLOCK > 0
-        if self.rules is not None:
-            is_refused = is_refused or self.states.resume_length(sequence.row, left) != left
+        is_refused = self.rules is not None and self.states.resume_length(sequence.row, left) != left
+        is_cut = left < twin.sealed and left % BLOCK > 0
         try:
             self.cache.truncate(sequence, length)
+        except OutOfBlocks:
+            assert is_cut
+            assert not is_refused
+            return
         except UnsupportedOption:
             assert is_refused or self.has_windows
             return

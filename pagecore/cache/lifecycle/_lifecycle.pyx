@@ -3,6 +3,7 @@
 include "add.pxi"
 include "append.pxi"
 include "compact.pxi"
+include "repacked.pxi"
 include "cross.pxi"
 include "identity.pxi"
 include "pin.pxi"

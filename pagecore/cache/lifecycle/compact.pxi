@@ -1,7 +1,8 @@
 """Compact: keep some tokens of a sequence, in the order of their positions, and free the blocks of the others.
 
 The plan checks the kept positions and reserves the moves; it may fail. The commit replaces the shared blocks that are
-written, moves the tokens and shortens the sequence; nothing of it fails.
+written, moves the tokens and shortens the sequence; nothing of it fails. Where blocks are sealed, the kept tokens are
+written to new blocks before the commit; see `Repacked`.
 """
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
@@ -10,7 +11,7 @@ from libc.string cimport memmove
 from pagecore.cache.prefix._prefix cimport free_blocks, subtract_evictable
 from pagecore.cache.sequences._kept cimport KeptKeys
 from pagecore.cache.sequences._sequences cimport Sequence, require
-from pagecore.cache.state._state cimport CacheState, Held
+from pagecore.cache.state._state cimport CacheState, Held, Seals
 from pagecore.index._integers cimport Integers, as_integers
 from pagecore.native.std cimport vector
 from pagecore.ops.moves._moves cimport SlotMoves
@@ -24,8 +25,17 @@ cdef class Plan:
     cdef vector[vector[int32_t]] keep    # of each group
     cdef vector[vector[int32_t]] blocks  # of each group, before the commit
     cdef vector[int64_t] missing         # of each group
+    cdef vector[int32_t] replaced        # groups whose blocks are replaced
     cdef int32_t length
     cdef int32_t unmoved                 # leading tokens that stay in place in every group
+    cdef int32_t sealed                  # tokens in sealed blocks afterwards
+
+    cdef bint replaces(self, int32_t group) noexcept:
+        cdef int32_t each
+        for each in self.replaced:
+            if each == group:
+                return True
+        return False
 
 
 def compact(CacheState state not None, sequence, keep, moves):
@@ -38,27 +48,47 @@ def compact(CacheState state not None, sequence, keep, moves):
     moves : callable
         Returns one `SlotMoves` for each group; an empty list for a cache without bytes.
     """
-    cdef Plan plan
-    cdef list listed
-    cdef size_t group
     converted = [as_integers(each, "kept position", ShapeError) for each in keep]
     _guard = Held(state.lock)
+    while not try_compact(state, sequence, converted, moves):
+        pass
+
+
+cdef bint try_compact(CacheState state, sequence, list keep, moves) except -1:
+    """Compact; return False, with nothing changed, if code of the caller has changed the cache meanwhile."""
+    cdef Plan plan
+    cdef Repacked repacked = None
+    cdef list listed
+    cdef size_t group
     state.begin()
-    plan = make_plan(state, require(state, sequence, True), converted)
+    plan = make_plan(state, require(state, sequence, True), keep)
     if plan.length == plan.sequence.computed:
-        return
+        return True
     listed = moves()
     for each in listed:
         (<SlotMoves>each).reserve(plan.length)
     if state.prefix is not None:
         state.prefix.reserve_moves(1)
-    take_blocks(state, plan)
+    if state.seals is not None:
+        repacked = Repacked(state, plan)
+        if not repacked.fill():
+            return False
+    try:
+        take_blocks(state, plan)
+    except BaseException:
+        if repacked is not None:
+            repacked.give_back()
+        raise
     # The row has changed: from here on nothing fails.
+    if repacked is not None:
+        repacked.place()
     for group in range(<size_t>len(listed)):
-        move_tokens(state, plan, group, <SlotMoves>listed[group])
+        if not plan.replaces(<int32_t>group):
+            move_tokens(state, plan, group, <SlotMoves>listed[group])
     shorten(state, plan)
     for each in listed:
         (<SlotMoves>each).finish()
+    return True
 
 
 cdef Plan make_plan(CacheState state, Sequence sequence, list keep):
@@ -67,13 +97,9 @@ cdef Plan make_plan(CacheState state, Sequence sequence, list keep):
     cdef size_t group, num_groups = <size_t>state.tables.num_groups
     cdef const int32_t* row
     cdef size_t count = <size_t>((sequence.computed + state.block_size - 1) // state.block_size)
-    if state.seals is not None:
-        raise UnsupportedOption(
-            "the cache has sealed blocks, whose tokens cannot move; compact serves caches whose layers have other "
-            "formats than kivi2 and kivi4"
-        )
-    if state.kept.size() > 0:
-        keys = state.kept[0]
+    for keys in state.kept:
+        if keys.is_tail:
+            continue
         reach = f"window of {keys.window}" if keys.chunk == 0 else f"chunk of {keys.chunk}"
         raise UnsupportedOption(
             f"group {keys.group} has a {reach} tokens, which counts positions; "
@@ -97,7 +123,27 @@ cdef Plan make_plan(CacheState state, Sequence sequence, list keep):
         read_keep(plan, keep[0 if len(keep) == 1 else group], group)
         row = state.tables.row_raw(sequence.row, <int64_t>group).data()
         plan.blocks[group].assign(row, row + count)
+    if state.seals is not None:
+        plan_seals(state.seals, plan)
     return plan
+
+
+cdef int plan_seals(Seals seals, Plan plan) except -1:
+    """Set the tokens that are sealed afterwards: whole blocks that stay, and those that `residual` tokens follow."""
+    cdef size_t tail
+    cdef int32_t newest, sealed
+    for tail in range(seals.tails.size()):
+        newest, sealed = seals.tails[tail], seals.sealed[tail]
+        if not plan.keep[newest] == plan.keep[sealed]:
+            raise ShapeError(
+                f"keep has other positions for group {newest} than for group {sealed}, whose newest tokens it holds; "
+                "give the same list for both"
+            )
+        plan.replaced.push_back(newest)
+        plan.replaced.push_back(sealed)
+    plan.sealed = min(plan.unmoved, plan.sequence.sealed) // seals.block_size * seals.block_size
+    plan.sealed = max(plan.sealed, max(0, plan.length - seals.residual) // seals.block_size * seals.block_size)
+    return 0
 
 
 cdef int read_keep(Plan plan, Integers given, size_t group) except -1:
@@ -131,24 +177,32 @@ cdef int read_keep(Plan plan, Integers given, size_t group) except -1:
 
 cdef int take_blocks(CacheState state, Plan plan) except -1:
     """Give the sequence blocks of its own for the tokens that move, evicting cached blocks if free ones are short."""
+    cdef bint is_saved = False
+    while not state.tables.try_compact_raw(
+        plan.sequence.row, plan.unmoved, plan.length, plan.missing, plan.replaced
+    ):
+        if not make_room(state, plan.missing, &is_saved):
+            state.tables.fail_out_of_blocks()
+    return 0
+
+
+cdef bint make_room(CacheState state, vector[int64_t]& missing, bint* is_saved) except -1:
+    """Evict cached blocks for those that are missing; return False if they are too few."""
     cdef vector[int64_t] left
     cdef vector[int32_t] none
     cdef size_t group
-    cdef bint suffices = True, is_saved = state.observer is None
-    while not state.tables.try_compact_raw(plan.sequence.row, plan.unmoved, plan.length, plan.missing):
-        if state.prefix is None:
-            state.tables.fail_out_of_blocks()
-        left.assign(plan.missing.begin(), plan.missing.end())
-        subtract_evictable(state.prefix, left, [], none)
-        for group in range(left.size()):
-            suffices = suffices and left[group] <= 0
-        if suffices and not is_saved:
-            is_saved = True
-            state.observer.evicting(list(plan.missing))
-            continue
-        if not suffices or free_blocks(state.prefix, plan.missing) == 0:
-            state.tables.fail_out_of_blocks()
-    return 0
+    if state.prefix is None:
+        return False
+    left.assign(missing.begin(), missing.end())
+    subtract_evictable(state.prefix, left, [], none)
+    for group in range(left.size()):
+        if left[group] > 0:
+            return False
+    if state.observer is not None and not is_saved[0]:
+        is_saved[0] = True
+        state.observer.evicting(list(missing))
+        return True
+    return free_blocks(state.prefix, missing) > 0
 
 
 cdef void move_tokens(CacheState state, Plan plan, size_t group, SlotMoves moves) noexcept:
@@ -182,10 +236,12 @@ cdef void shorten(CacheState state, Plan plan) noexcept:
     sequence.cached = cached
     sequence.dropped += sequence.computed - plan.length
     sequence.computed = sequence.compacted = plan.length
+    if state.seals is not None:
+        sequence.sealed = plan.sealed
     if state.prefix is None:
         return
     sequence.hold.is_ended = True
     state.prefix.truncate(sequence, plan.unmoved)
-    if plan.unmoved < plan.length:  # the block of the first moved token is the sequence's own by now
+    if plan.unmoved < plan.length or state.seals is not None:  # the block of the first moved token is the sequence's own by now
         published = min(sequence.hold.published, plan.unmoved // state.block_size)
         state.prefix.shorten(sequence.hold, published)

@@ -4,7 +4,7 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t
 
 from pagecore.cache.sequences._kept cimport KeptKeys, first_seen, sink_blocks
 from pagecore.cache.sequences._sequences cimport Sequence, require_each
-from pagecore.cache.state._state cimport CacheState, Held
+from pagecore.cache.state._state cimport CacheState, Held, Restored
 from pagecore.index._integers cimport Integers, as_integers
 from pagecore.index.tables._native cimport Int32s
 from pagecore.native.std cimport vector
@@ -15,16 +15,57 @@ from pagecore.errors import ShapeError, UnsupportedOption
 
 def truncate(CacheState state not None, sequences, lengths):
     """Forget the tokens of each sequence past a length; see `PagedKVCache.truncate`."""
-    cdef list shortened
-    cdef vector[int32_t] rows, kept, computed
-    cdef Sequence sequence
-    cdef size_t i
-    cdef KeptKeys keys
     sequences = as_list(sequences)
     numbers = listed_lengths(lengths, len(sequences))
     _guard = Held(state.lock)
+    while not try_truncate(state, sequences, numbers):
+        pass
+
+
+cdef bint try_truncate(CacheState state, list sequences, list numbers) except -1:
+    """Truncate; return False, with nothing changed, if code of the caller has changed the cache meanwhile."""
+    cdef Restored restored = None
+    cdef list shortened
+    cdef vector[int32_t] rows, kept, computed
+    cdef KeptKeys keys
+    cdef int64_t operation
     state.begin()
-    shortened = require_each(state, sequences, True)
+    shortened = read_lengths(state, sequences, numbers, rows, kept, computed)
+    for keys in state.kept:
+        if not keys.is_tail:
+            check_windows(state, keys, rows, computed)
+    if state.prefix is not None:
+        state.prefix.reserve_moves(2 * len(shortened))
+    if state.seals is not None:
+        restored = cut_blocks(state, shortened, computed)
+    if restored is not None:
+        operation = state.num_operations
+        restored.fill()
+        if state.num_operations != operation:
+            restored.give_back()
+            return False
+    try:
+        state.tables.truncate_raw(rows.data(), computed.data(), <Py_ssize_t>rows.size(), False)
+    except BaseException:
+        if restored is not None:
+            restored.give_back()
+        raise
+    # The rows have changed: from here on nothing fails.
+    if restored is not None:
+        restored.place()
+    if state.states is not None:
+        state.states.truncate_raw(Int32s(rows.data(), rows.size()), Int32s(computed.data(), computed.size()))
+    shorten_sequences(state, shortened, kept, computed)
+    return True
+
+
+cdef list read_lengths(
+    CacheState state, list sequences, list numbers, vector[int32_t]& rows, vector[int32_t]& kept,
+    vector[int32_t]& computed
+):
+    """Check sequences and lengths; list the rows, and the known and computed tokens to keep."""
+    cdef list shortened = require_each(state, sequences, True)
+    cdef Sequence sequence
     for sequence, length in zip(shortened, numbers):
         most = max(sequence.known, sequence.computed)
         if not 0 <= length <= most:
@@ -39,26 +80,51 @@ def truncate(CacheState state not None, sequences, lengths):
         computed.push_back(min(<int32_t>length, sequence.computed))
         if state.states is not None:
             check_state(state, sequence, computed.back())
-        if computed.back() < sequence.sealed and computed.back() % state.block_size:
-            refuse_sealed(state, sequence, computed.back())
-    for keys in state.kept:
-        if not keys.is_tail:
-            check_windows(state, keys, rows, computed)
-    if state.prefix is not None:
-        state.prefix.reserve_moves(2 * len(shortened))
-    state.tables.truncate_raw(rows.data(), computed.data(), <Py_ssize_t>rows.size(), False)
-    # The rows have changed: from here on nothing fails.
-    if state.states is not None:
-        state.states.truncate_raw(Int32s(rows.data(), rows.size()), Int32s(computed.data(), computed.size()))
-    for i in range(rows.size()):
+    return shortened
+
+
+cdef Restored cut_blocks(CacheState state, list shortened, const vector[int32_t]& computed):
+    """Return the blocks to restore for sequences that are cut inside a sealed block; None without such sequences."""
+    cdef Restored restored = None
+    cdef size_t i
+    for i in range(computed.size()):
+        if not state.seals.cuts(<Sequence>shortened[i], computed[i]):
+            continue
+        if state.seals.quantise is None:
+            refuse_sealed(state, <Sequence>shortened[i], computed[i])
+        if restored is None:
+            restored = Restored(state)
+        restored.add(<Sequence>shortened[i], computed[i])
+    return restored
+
+
+cdef int refuse_sealed(CacheState state, Sequence sequence, int32_t length) except -1:
+    raise UnsupportedOption(
+        f"length is {length}, but the first {sequence.sealed} tokens of sequence {sequence.id!r} are in sealed blocks, "
+        "whose numbers a cache with device='none' cannot restore; give "
+        f"{length // state.block_size * state.block_size}, a multiple of block_size, or {sequence.sealed} or more"
+    )
+
+
+cdef void shorten_sequences(
+    CacheState state, list shortened, const vector[int32_t]& kept, const vector[int32_t]& computed
+) noexcept:
+    """Let sequences and prefix cache follow the rows that were cut."""
+    cdef Sequence sequence
+    cdef size_t i
+    cdef bint is_cut
+    for i in range(computed.size()):
         sequence = <Sequence>shortened[i]
+        is_cut = state.seals is not None and state.seals.cuts(sequence, computed[i])
         if state.prefix is not None:
             state.prefix.truncate(sequence, computed[i])
             if computed[i] <= <int64_t>sequence.hold.publish_limit * state.block_size:
                 sequence.hold.publish_limit = INT32_MAX  # the row has none of the revoked blocks any more
+            if is_cut:  # sealing the restored numbers again adds an error, which other sequences do not expect
+                sequence.hold.publish_limit = min(sequence.hold.publish_limit, computed[i] // state.block_size)
         sequence.known = min(sequence.known, kept[i])
         sequence.computed = computed[i]
-        sequence.sealed = min(sequence.sealed, computed[i])
+        sequence.sealed = min(sequence.sealed, computed[i] - (computed[i] % state.block_size if is_cut else 0))
         sequence.cached = min(sequence.cached, kept[i])
         if kept[i] == 0:
             forget_compaction(sequence)
@@ -69,14 +135,6 @@ cdef void forget_compaction(Sequence sequence) noexcept:
     sequence.dropped = sequence.compacted = 0
     if sequence.hold is not None:
         sequence.hold.is_ended = False
-
-
-cdef int refuse_sealed(CacheState state, Sequence sequence, int32_t length) except -1:
-    raise UnsupportedOption(
-        f"length is {length}, but the first {sequence.sealed} tokens of sequence {sequence.id!r} are in sealed blocks, "
-        f"which stay whole; give {length // state.block_size * state.block_size}, a multiple of block_size, or "
-        f"{sequence.sealed} or more"
-    )
 
 
 cdef int check_state(CacheState state, Sequence sequence, int32_t length) except -1:

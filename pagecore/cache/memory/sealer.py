@@ -1,23 +1,25 @@
-"""Sealer: the call that quantises blocks of a paged cache when a commit seals them."""
+"""Sealer: the calls that quantise blocks of a paged cache when a commit seals them, and restore or repack them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Listed
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pagecore.arrays import Tensor
 from pagecore.cache.layers.groups import Group, Layer
 from pagecore.cache.layers.sealed import blocks_of
+from pagecore.cache.memory.repack import KeptTokens, repack
 from pagecore.cache.memory.store import Store
-from pagecore.ops import seal_kv
+from pagecore.ops import SealedBlocks, seal_kv, unseal_kv
 from pagecore.storage import AttentionSpec
 
 
 class Sealer:
-    """Quantises the newest tokens of whole blocks to sealed blocks, in all layers of each group.
+    """Quantises the newest tokens of whole blocks to sealed blocks, in all layers of each group, and the inverse.
 
     Parameters
     ----------
@@ -51,18 +53,32 @@ class Sealer:
 
     def __call__(self, blocks: list[NDArray[np.int32]]) -> None:
         """Seal pairs of blocks (tail, sealed) of each tail."""
+        for key, value, sealed, pairs, stream in self._calls(blocks):
+            seal_kv(key, value, sealed, pairs, stream=stream)
+
+    def restore(self, blocks: list[NDArray[np.int32]]) -> None:
+        """Write the numbers of sealed blocks to blocks of each tail, for pairs (sealed, tail)."""
+        for key, value, sealed, pairs, stream in self._calls(blocks):
+            unseal_kv(sealed, key, value, pairs, stream=stream)
+
+    def repack(self, kept: list[tuple[Any, ...]]) -> None:
+        """Fill new blocks with the tokens that a compacted sequence keeps; `kept` has `KeptTokens` of each tail."""
+        stream = self._stream()
+        self._store.await_arrivals()
+        for (tail, sealed, spec), tokens in zip(self._places, kept, strict=True):
+            repack(self._store.pools[tail], self._store.pools[sealed], spec, KeptTokens(*tokens), stream)
+
+    def _calls(
+        self, blocks: list[NDArray[np.int32]]
+    ) -> Iterator[tuple[Tensor, Tensor, SealedBlocks, NDArray[np.int32], Any]]:
+        """Return key, value, sealed blocks, pairs and stream of each layer."""
         stream = self._stream()
         self._store.await_arrivals()
         for (tail, sealed, spec), pairs in zip(self._places, blocks, strict=True):
             newest, target = self._store.pools[tail], self._store.pools[sealed]
             for layer in range(newest.num_layers):
-                seal_kv(
-                    newest.plane("key", layer),
-                    newest.plane("value", layer),
-                    blocks_of(target, layer, spec),
-                    pairs,
-                    stream=stream,
-                )
+                planes = blocks_of(target, layer, spec)
+                yield newest.plane("key", layer), newest.plane("value", layer), planes, pairs, stream
 
 
 def sealed_groups(layers: Iterable[Layer]) -> dict[int, int]:

@@ -33,21 +33,27 @@ class CompactMethods(PartsOwner):
         be forked and swapped; `truncate` accepts 0, which forgets the compaction, and lengths from n on. On CUDA the
         tokens move on the stream of the last step.
 
+        Kept tokens of sealed blocks (format "kivi2" or "kivi4") are restored, and whole blocks of them are sealed
+        again, but for the newest `residual` tokens; a sealed block that is kept whole, at a multiple of the block size,
+        is copied. The keys of other blocks are then quantised twice. These groups take new blocks for all tokens from
+        the first that moves on, and memory for a part of the tokens of one layer.
+
         Parameters
         ----------
         sequence : Sequence
             A sequence without a step in flight.
         keep : integers, [n], or one [n] for each group
             Ascending positions 0 to ``num_computed_tokens - 1`` in the cache: one list for all heads of all layers, or
-            a list of one list for each group. The ids of the sequence are those of group 0.
+            a list of one list for each group. The ids of the sequence are those of group 0. The list of a tail is that
+            of its sealed blocks.
 
         Raises
         ------
         ShapeError
             `keep` does not ascend, is out of range, or has other numbers of positions for other groups.
         OutOfBlocks
-            The shared blocks that would be written cannot be replaced. After every error nothing was changed, except
-            that cached blocks may have been evicted.
+            The shared blocks that would be written cannot be replaced, or new blocks of sealed groups are short. After
+            every error nothing was changed, except that cached blocks may have been evicted.
         InvalidSequence
             A sequence that is not of this cache, in flight or swapped out.
         UnsupportedOption

@@ -140,8 +140,8 @@ class StepMethods(PartsOwner):
             index ``sequence.num_sealed_tokens // block_size`` to before ``num_sealed_tokens // block_size`` of
             ``batch.group(layer).sealed.block_table[sequence.row]``: other sequences may share the blocks before them.
             Skip entries that are 0, the holes of windows. The slots of these tokens in the tail are -1. `residual` and
-            `lookahead` do not limit the number, but `truncate` refuses lengths within the last sealed block. By default
-            all tokens arrive as numbers, and commit seals them; layers with a window and sealed blocks refuse that.
+            `lookahead` do not limit the number. By default all tokens arrive as numbers, and commit seals them; layers
+            with a window and sealed blocks refuse that.
         out, stream
             As for `prepare`.
 

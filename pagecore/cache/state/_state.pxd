@@ -119,6 +119,8 @@ cdef class Seals:
     cdef vector[int32_t] tails, sealed          # groups
     cdef vector[vector[BlockCopy]] pairs        # of each tail: blocks that the operation seals
 
+    # True for a length inside a sealed block of a sequence.
+    cdef bint cuts(self, Sequence sequence, int64_t length) noexcept
     # True for the group of the newest tokens of layers with sealed blocks; for the group of these blocks.
     cdef bint has_tail(self, int32_t group) noexcept
     cdef bint has_sealed(self, int32_t group) noexcept
@@ -130,6 +132,30 @@ cdef class Seals:
     cdef void begin(self) noexcept
     cdef int add(self, Sequence sequence, int32_t length) except -1
     cdef list run(self)
+
+
+# restored.pxi
+
+cdef struct Cut:
+    int32_t row, index, sealed      # a row, the index of the block inside which it is cut, and the sealed block there
+
+
+cdef class Restored:
+    cdef CacheState state
+    cdef vector[vector[Cut]] cuts           # of each tail
+    cdef vector[vector[int32_t]] blocks     # of each tail: the block of each cut, once they are taken
+
+    # Lists a sequence that is to be cut to `length` tokens, inside a sealed block.
+    cdef int add(self, Sequence sequence, int32_t length) except -1
+    # Takes the blocks and writes them; after an error nothing is taken. Code of the caller may run.
+    cdef int fill(self) except -1
+    # Gives the blocks to the rows, which have been cut.
+    cdef void place(self) noexcept
+    # Frees blocks that are not placed.
+    cdef void give_back(self) noexcept
+    cdef int take(self) except -1
+    cdef void doubt(self) noexcept
+    cdef list pair_arrays(self)
 
 
 # state.pxi

@@ -29,7 +29,7 @@ cdef class Seals:
         Newest tokens that a commit leaves in the tail.
     quantise : Sealer or None
         Called with a list that has an array int32 ``[n, 2]`` for each tail: blocks of the tail, and the sealed blocks
-        that they become. None for a cache without bytes.
+        that they become. None for a cache without bytes. Its method `restore` takes pairs of the other order.
     """
 
     def __cinit__(self, BlockTables tables not None, list groups not None, int32_t residual, quantise):
@@ -56,6 +56,9 @@ cdef class Seals:
             if sealed == group:
                 return True
         return False
+
+    cdef bint cuts(self, Sequence sequence, int64_t length) noexcept:
+        return length < sequence.sealed and length % self.block_size > 0
 
     cdef int32_t reach(self, Sequence sequence, int64_t length) noexcept:
         cdef int64_t whole = max(0, length - self.residual) // self.block_size * self.block_size

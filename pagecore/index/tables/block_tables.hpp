@@ -108,8 +108,13 @@ class BlockTables {
   void take_copies(int64_t group, std::span<BlockCopy> out);
   // Cuts a row to `length` tokens, of which the first `unmoved` stay where they are, and replaces the shared blocks
   // that hold the others by new blocks. Returns false, with nothing changed, if blocks are short: `missing` has the
-  // number for each group.
-  [[nodiscard]] bool try_compact(RowId row, TokenCount unmoved, TokenCount length, std::span<int64_t> missing);
+  // number for each group. Of the groups in `replaced`, whose blocks the caller replaces right after, no block is
+  // taken.
+  [[nodiscard]] bool try_compact(RowId row, TokenCount unmoved, TokenCount length, std::span<int64_t> missing,
+                                 std::span<const int32_t> replaced = {});
+  // Replaces entries of a row from `first` on, holes included, by `blocks`, whose references it takes over. Cannot
+  // fail: the row has these entries, and the blocks are held.
+  void replace(RowId row, int64_t group, int32_t first, std::span<const BlockId> blocks);
   // Undoes the copy-on-write of a step over `rows`, which refer to the sources again. The copies are those of the last
   // take_copies() and have not run; nothing else may have changed since.
   void undo_copies(RowSpan rows, int64_t group, std::span<const BlockCopy> copies);

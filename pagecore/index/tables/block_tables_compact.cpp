@@ -12,7 +12,8 @@
 
 namespace pagecore {
 
-bool BlockTables::try_compact(RowId row, TokenCount unmoved, TokenCount length, std::span<int64_t> missing) {
+bool BlockTables::try_compact(RowId row, TokenCount unmoved, TokenCount length, std::span<int64_t> missing,
+                              std::span<const int32_t> replaced) {
   PC_ASSERT(missing.size() == groups_.size());
   check_rows({&row, 1});
   const TokenCount old = lengths_[static_cast<size_t>(row)];
@@ -22,7 +23,11 @@ bool BlockTables::try_compact(RowId row, TokenCount unmoved, TokenCount length, 
   const auto is_shared = [&](const Group& group, int32_t at) {
     return pool_of(group).ref_count(entries(group, row)[at]) > 1;
   };
+  const auto is_replaced = [&](const Group& group) {
+    return std::find(replaced.begin(), replaced.end(), &group - groups_.data()) != replaced.end();
+  };
   const auto first_of = [&](const Group& group) {
+    if (is_replaced(group)) return group.block_size.ceil(length);
     return unmoved == length ? group.block_size.ceil(length) : group.block_size.floor(unmoved);
   };
   for (Group& group : groups_) {
@@ -51,6 +56,19 @@ bool BlockTables::try_compact(RowId row, TokenCount unmoved, TokenCount length, 
   lengths_[static_cast<size_t>(row)] = length;
   mark_lengths({&row, 1});
   return true;
+}
+
+void BlockTables::replace(RowId row, int64_t group_index, int32_t first, std::span<const BlockId> blocks) {
+  Group& group = groups_[static_cast<size_t>(group_index)];
+  BlockRun& run = group.runs[static_cast<size_t>(row)];
+  const auto last = first + static_cast<int32_t>(blocks.size());
+  PC_ASSERT(0 <= first && last <= run.count);
+  const PoolsLock lock(pools_);
+  drop_blocks(group, row, std::max(first, run.num_holes), last);
+  std::copy(blocks.begin(), blocks.end(), entries(group, row) + first);
+  mark_entries(group, row, first, last);
+  run.num_holes = std::min(run.num_holes, first);
+  run.passed = std::min(run.passed, first);
 }
 
 }  // namespace pagecore

@@ -267,8 +267,18 @@ cdef class TablesCore:
         deref(self.native).take_copies(group, span[BlockCopy](out.data(), out.size()))
         return 0
 
-    cdef bint try_compact_raw(self, int32_t row, int32_t unmoved, int32_t length, vector[int64_t]& missing) except -1:
-        return deref(self.native).try_compact(row, unmoved, length, span[int64_t](missing.data(), missing.size()))
+    cdef bint try_compact_raw(
+        self, int32_t row, int32_t unmoved, int32_t length, vector[int64_t]& missing, const vector[int32_t]& replaced
+    ) except -1:
+        return deref(self.native).try_compact(
+            row, unmoved, length, span[int64_t](missing.data(), missing.size()),
+            Int32s(replaced.data(), replaced.size())
+        )
+
+    cdef void replace_raw(
+        self, int32_t row, int64_t group, int32_t first, const int32_t* blocks, size_t count
+    ) noexcept:
+        deref(self.native).replace(row, group, first, Int32s(blocks, count))
 
     cdef int fail_out_of_blocks(self) except -1:
         deref(self.native).fail_out_of_blocks()

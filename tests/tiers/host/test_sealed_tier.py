@@ -9,8 +9,8 @@ from pagecore import AttentionSpec, OutOfBlocks, PagedKVCache, ShapeError, SwapS
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.manager.tiers import Tiers
+from tests.cache.sealing import BLOCK, SPEC, Driver, numbers
 from tests.cache.swaps import poison
-from tests.cache.test_sealed_cache import BLOCK, SPEC, Driver, numbers
 from tests.tiers.memory_store import MemoryStore
 
 

@@ -1,0 +1,167 @@
+"""Repacking: the kept tokens of a compacted sequence, in new sealed blocks and new blocks of the tail.
+
+    block size 4, kept 0 1 | 4 5 6 7 | 9 12    tokens  0 1 2 3 | 4 5 6 7 | 8 9 10 11 | 12 .. 14     sealed to 12
+                                               becomes 0 1 4 5 | 6 7 9 12
+
+Numbers of sealed blocks are restored, tokens that are kept move to their places, and whole blocks are sealed again. A
+new block whose tokens are those of one sealed block, in their places, is copied as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagecore.arrays import Tensor, empty, strided
+from pagecore.cache.layers.sealed import blocks_of
+from pagecore.ops import SealedBlocks, copy_blocks, seal_kv, transfer_blocks, unseal_kv, write_kv
+from pagecore.storage import AttentionSpec, KVPool
+
+Ids = NDArray[np.int32]
+# Old blocks that are restored at once, unless one new block needs more.
+CHUNK = 64
+
+
+class KeptTokens(NamedTuple):
+    """Tokens that a sequence keeps in a tail and its group of sealed blocks.
+
+    Attributes
+    ----------
+    keep : int32 [n]
+        Their positions before.
+    sealed, tail : int32
+        Blocks of the sequence in both groups, before.
+    num_sealed : int
+        Tokens in sealed blocks, before.
+    first : int
+        Index of the first new block; the tokens of blocks before it stay.
+    new_sealed, new_tail : int32
+        New blocks: sealed ones from index `first` on, then those of the tail.
+    """
+
+    keep: Ids
+    sealed: Ids
+    tail: Ids
+    num_sealed: int
+    first: int
+    new_sealed: Ids
+    new_tail: Ids
+
+
+class Chunk(NamedTuple):
+    """New blocks that are made together, from old blocks that are restored to numbered places.
+
+    Attributes
+    ----------
+    restored, copied : int32 [n, 2]
+        (sealed block, place) and (block of the tail, place).
+    to_tail, to_seal : int64
+        Slot of each token of the places: in the tail, and in numbered blocks that are sealed; -1 for others.
+    sealed : int32 [n, 2]
+        (numbered block, new sealed block).
+    """
+
+    restored: Ids
+    copied: Ids
+    to_tail: NDArray[np.int64]
+    to_seal: NDArray[np.int64]
+    sealed: Ids
+
+
+def repack(newest: KVPool, target: KVPool, spec: AttentionSpec, kept: KeptTokens, stream: Any) -> None:
+    """Fill the new blocks of a tail and of its sealed blocks, in all layers; no other block is written."""
+    size = newest.block_size
+    moves, chunks = plan_chunks(kept, size)
+    if len(moves):
+        copy_blocks(target.planes(), moves, independent=True, stream=stream)
+    if not chunks:
+        return
+    places = max(len(chunk.to_tail) for chunk in chunks) // size
+    blocks = 1 + max(len(chunk.sealed) for chunk in chunks)
+    key, value = newest.plane("key", 0), newest.plane("value", 0)
+    scratch = [_Scratch(plane, places, blocks, stream) for plane in (key, value)]
+    for layer in range(newest.num_layers):
+        key, value = newest.plane("key", layer), newest.plane("value", layer)
+        for chunk in chunks:
+            _make(key, value, blocks_of(target, layer, spec), chunk, scratch, stream)
+
+
+class _Scratch:
+    """Memory of keys or of values: tokens of restored blocks, and blocks to seal; the first of each is unused."""
+
+    def __init__(self, plane: Tensor, places: int, blocks: int, stream: Any) -> None:
+        _, size, heads, dim = plane.shape
+        self.tokens = empty((places * size, heads, dim), plane.dtype, plane.device, stream=stream)
+        self.places = strided(self.tokens, (places, size, heads, dim))
+        self.blocks = empty((blocks, size, heads, dim), plane.dtype, plane.device, stream=stream)
+
+
+def _make(key: Tensor, value: Tensor, sealed: SealedBlocks, chunk: Chunk, scratch: list[_Scratch], stream: Any) -> None:
+    """Make the new blocks of a chunk in one layer."""
+    keys, values = scratch
+    if len(chunk.restored):
+        unseal_kv(sealed, keys.places, values.places, chunk.restored, stream=stream)
+    if len(chunk.copied):
+        transfer_blocks([key, value], [keys.places, values.places], chunk.copied, independent=True, stream=stream)
+    if (chunk.to_tail >= 0).any():
+        write_kv(keys.tokens, values.tokens, key, value, chunk.to_tail, stream=stream)
+    if len(chunk.sealed):
+        write_kv(keys.tokens, values.tokens, keys.blocks, values.blocks, chunk.to_seal, stream=stream)
+        seal_kv(keys.blocks, values.blocks, sealed, chunk.sealed, stream=stream)
+
+
+def plan_chunks(kept: KeptTokens, size: int, most: int = CHUNK) -> tuple[Ids, list[Chunk]]:
+    """Return the sealed blocks that are copied as they are, int32 [n, (old, new)], and the chunks of all others."""
+    moves = []
+    made: list[tuple[int, Ids]] = []
+    for index, positions in _new_blocks(kept, size):
+        at = index - kept.first
+        is_whole = len(positions) == size and positions[0] % size == 0 and positions[-1] == positions[0] + size - 1
+        if at < len(kept.new_sealed) and is_whole and positions[-1] < kept.num_sealed:
+            moves.append((kept.sealed[positions[0] // size], kept.new_sealed[at]))
+        else:
+            made.append((at, positions))
+    return np.array(moves, np.int32).reshape(-1, 2), [_chunk(kept, size, part) for part in _parts(made, size, most)]
+
+
+def _new_blocks(kept: KeptTokens, size: int) -> Iterator[tuple[int, Ids]]:
+    """Yield the index of each new block and the positions of its tokens."""
+    for start in range(kept.first * size, len(kept.keep), size):
+        yield start // size, kept.keep[start : start + size]
+
+
+def _parts(made: list[tuple[int, Ids]], size: int, most: int) -> Iterator[list[tuple[int, Ids]]]:
+    """Divide new blocks into parts that need up to `most` old blocks; a part of one block may need more."""
+    part: list[tuple[int, Ids]] = []
+    needed: set[int] = set()
+    for entry in made:
+        more = set((entry[1] // size).tolist())
+        if part and len(needed | more) > most:
+            yield part
+            part, needed = [], set()
+        part.append(entry)
+        needed |= more
+    if part:
+        yield part
+
+
+def _chunk(kept: KeptTokens, size: int, part: list[tuple[int, Ids]]) -> Chunk:
+    old = np.unique(np.concatenate([positions // size for _, positions in part]))
+    places = np.stack([old, np.arange(1, len(old) + 1)], axis=1).astype(np.int32)
+    is_sealed = old * size < kept.num_sealed
+    restored, copied = places[is_sealed], places[~is_sealed]
+    restored[:, 0], copied[:, 0] = kept.sealed[restored[:, 0]], kept.tail[copied[:, 0]]
+    to_tail, to_seal = (np.full((len(old) + 1) * size, -1, np.int64) for _ in range(2))
+    sealed: list[tuple[int, int]] = []
+    for at, positions in part:
+        tokens = (np.searchsorted(old, positions // size) + 1) * size + positions % size
+        if at < len(kept.new_sealed):
+            sealed.append((len(sealed) + 1, kept.new_sealed[at]))
+            first, slots = len(sealed), to_seal
+        else:
+            first, slots = int(kept.new_tail[at - len(kept.new_sealed)]), to_tail
+        slots[tokens] = first * size + np.arange(len(positions))
+    return Chunk(restored, copied, to_tail, to_seal, np.array(sealed, np.int32).reshape(-1, 2))
