@@ -57,6 +57,23 @@ def test_planes_of_equal_shapes_and_other_dims_or_bits_are_in_groups_of_their_ow
     assert len({cache.group_of(layer) for layer in range(3)}) == 3
 
 
+def test_layers_seal_together_after_the_largest_residual():
+    layers = [replace(SPEC, residual=residual, format=name) for residual, name in ((0, "kivi2"), (70, "kivi4"))]
+    sizes = {"memory": "4MiB", "max_tokens_per_sequence": 512}
+    for order in (layers, layers[::-1]):
+        cache = PagedKVCache([*order, AttentionSpec(2, 64, window=9)], **sizes)
+        sequence = cache.add_sequence(range(400))
+        for count in (100, 33, 200):
+            cache.commit(cache.prepare([sequence], count))
+            sealed = (sequence.num_computed_tokens - 70) // BLOCK * BLOCK
+            assert sequence.num_sealed_tokens == sealed
+            assert [cache.held_from(sequence, group) for group in (3, 4)] == [sealed, sealed]
+        assert cache.held_from(sequence, 2) == (sealed - 8) // BLOCK * BLOCK
+        assert cache.num_blocks[3] == cache.num_blocks[4]
+    same = PagedKVCache([replace(SPEC, residual=70), layers[1], AttentionSpec(2, 64, window=9)], **sizes)
+    assert same.num_blocks == PagedKVCache([*layers, AttentionSpec(2, 64, window=9)], **sizes).num_blocks
+
+
 def test_another_format_replaces_a_sealed_one():
     spec = AttentionSpec(2, 64, format="kivi2")
     assert replace(spec, format="int8_token") == AttentionSpec(2, 64, format="int8_token")
@@ -98,10 +115,7 @@ def test_specs_that_cannot_be_sealed_are_refused(name):
 def test_caches_that_cannot_be_served_are_refused():
     with pytest.raises(ShapeError, match="block_size is 16, but the AttentionSpec is made for blocks of 32 tokens"):
         PagedKVCache(SPEC, block_size=16, num_blocks=9)
-    other = AttentionSpec(1, 64, format="kivi4", residual=64)
-    with pytest.raises(UnsupportedOption, match="residuals 40, 64"):
-        PagedKVCache([SPEC, other], block_size=BLOCK, num_blocks=9)
-    with pytest.raises(UnsupportedOption, match="StaticKVCache does not have"):
+    with pytest.raises(UnsupportedOption, match=r"layer 0 has the format 'kivi2', .* use a PagedKVCache, or another"):
         StaticKVCache(SPEC, max_length=64)
     with pytest.raises(UnsupportedOption, match="an encoder's output never grows"):
         CrossSpec(2, 64, format="kivi2")

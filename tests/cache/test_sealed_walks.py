@@ -35,6 +35,7 @@ MODELS = {
     "mixed bits": ([sealed(5, format="kivi4", value_format="kivi2", scale=0.3, sinks=[0.5, -1.0])], [8, 6]),
     "two layers and a plain one": ([sealed(16), FULL, sealed(16)], [8, 8, 6]),
     "two groups": ([sealed(7), sealed(7, 2, (32, 16), format="kivi4")], [9, 8, 6, 7]),
+    "two residuals": ([sealed(3), sealed(20, 2, (32, 16), format="kivi4"), FULL, sealed(9, window=30)], [9] * 7),
     "a window": ([WINDOWED, sealed(9)], [7, 9, 6]),
     "windows": ([sealed(5, window=41), sealed(5, 2, (32, 16), window=9, lookahead=3), FULL], [9, 9, 8, 7, 7]),
     "a window alone": ([sealed(7, window=20)], [9, 7]),
@@ -92,7 +93,7 @@ class Walk(StateRules):
         self.cache = self.make_cache(self.layers, scrub=scrub, **sizes, **slots)
         self.attending = [spec for spec in self.layers if not isinstance(spec, StateSpec)]
         self.has_windows = any(spec.window is not None or spec.chunk is not None for spec in self.attending)
-        self.residual = next(spec.sealing.residual for spec in self.attending if spec.sealing is not None)
+        self.residual = max(spec.sealing.residual for spec in self.attending if spec.sealing is not None)
         states = {"num_states": 6} if slots else {}
         if scrub:  # in the memory of a host tier, with tails of its own
             self.tier = HostTier(self.cache, num_blocks=12, huge_pages=False, **states)

@@ -125,6 +125,8 @@ def arrange(
     follow, and those of cross attention are last. Layers of a StateSpec are in no group: they are numbered on their
     own, with the group `STATES`.
 
+    A sequence has one number of sealed tokens, that of the largest residual, and all tails keep the tokens after them.
+
     Parameters
     ----------
     layers, num_layers
@@ -174,22 +176,15 @@ def arrange(
     return _in_order(placed, groups)
 
 
-def _num_unsealed(specs: list[Spec]) -> int:
-    """Return the most tokens of a sequence after its sealed blocks; 0 without layers that have any.
+def _largest_residual(specs: list[Spec]) -> int:
+    """Return the newest tokens that a commit leaves plain in all layers; 0 without layers with sealed blocks."""
+    return max((sealing.residual for spec in specs if (sealing := sealing_of(spec)) is not None), default=0)
 
-    Raises
-    ------
-    UnsupportedOption
-        Layers seal their blocks after different numbers of tokens.
-    """
-    sealings = [sealing for spec in specs if (sealing := sealing_of(spec)) is not None]
-    residuals = sorted({sealing.residual for sealing in sealings})
-    if len(residuals) > 1:
-        raise UnsupportedOption(
-            f"layers have residuals {', '.join(map(str, residuals))}, but a sequence has one number of sealed tokens; "
-            "use one residual"
-        )
-    return residuals[0] + max(sealing.block_size for sealing in sealings) - 1 if residuals else 0
+
+def _num_unsealed(specs: list[Spec]) -> int:
+    """Return the most tokens of a sequence after its sealed blocks; 0 without layers that have any."""
+    sizes = [sealing.block_size for spec in specs if (sealing := sealing_of(spec)) is not None]
+    return _largest_residual(specs) + max(sizes) - 1 if sizes else 0
 
 
 def _in_order(placed: list[Layer], groups: list[Group]) -> tuple[list[Layer], list[Group]]:
@@ -210,7 +205,11 @@ def _in_order(placed: list[Layer], groups: list[Group]) -> tuple[list[Layer], li
         else replace(layer, group=place[layer.group])
         for layer in placed
     ]
-    made = [Group(tail_of(groups[number].spec), groups[number].num_layers, is_tail=True) for number in sealed]
+    window = _largest_residual([group.spec for group in groups]) + 1
+    made = [
+        Group(replace(tail_of(groups[number].spec), window=window), groups[number].num_layers, is_tail=True)
+        for number in sealed
+    ]
     return moved, [groups[n] for n in own] + made + [groups[n] for n in cross]
 
 

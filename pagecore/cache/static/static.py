@@ -90,11 +90,13 @@ class StaticKVCache:
             raise ShapeError("max_length is None; pass the maximum number of tokens of a sequence")
         self.max_length = require_int("max_length", max_length, max=None)
         self._layers, groups = arrange(spec, num_layers, self.parallel, attends=True, keeps_states=False)
-        if any(group.is_tail for group in groups):
-            raise UnsupportedOption(
-                "the formats kivi2 and kivi4 seal blocks, which a StaticKVCache does not have; use a PagedKVCache, or "
-                "another format, such as 'int4_token'"
-            )
+        for layer, placed in enumerate(self._layers):
+            if placed.sealed_group is not None:
+                name = getattr(placed.spec, "format", None)
+                raise UnsupportedOption(
+                    f"layer {layer} has the format {name!r}, which seals older tokens, but a StaticKVCache can "
+                    "write each token again; use a PagedKVCache, or another format, such as 'int4_token'"
+                )
         own, cross = ([group for group in groups if group.is_cross is kind] for kind in (False, True))
         planes = alike_planes(own)
         cross_planes = alike_planes(cross) if cross else ()

@@ -74,7 +74,8 @@ class AttentionSpec:
         (StreamingLLM). Not to be confused with `sinks`, logits without keys.
     residual : int, optional
         For "kivi2" and "kivi4", as the next two: a commit seals the whole blocks that `residual` newer tokens follow;
-        128 by default. Newer blocks stay in `dtype`, in a group of their own; see `tail`.
+        128 by default. Newer blocks stay in `dtype`, in a group of their own; see `tail`. Layers of one cache seal
+        together, after the largest of their residuals.
     group_size : int, optional
         Tokens of a channel of keys, and channels of a token's values, that share a scale and a least number in `dtype`;
         32 by default. A multiple of 16 that divides `block_size` and `v_head_dim`.
