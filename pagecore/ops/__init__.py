@@ -2,7 +2,13 @@
 
 from pagecore.ops.arguments._arguments import tree_mask
 from pagecore.ops.arguments.sealed_blocks import SealedBlocks
-from pagecore.ops.attention._attention import merge_attention, paged_attention, pages_from_table, table_from_pages
+from pagecore.ops.attention._attention import (
+    merge_attention,
+    merge_attention_parts,
+    paged_attention,
+    pages_from_table,
+    table_from_pages,
+)
 from pagecore.ops.codecs._codecs import (
     dequantize,
     dequantize_state,
@@ -38,6 +44,7 @@ __all__ = [
     "index_scores",
     "latent_attention",
     "merge_attention",
+    "merge_attention_parts",
     "move_slots",
     "paged_attention",
     "pages_from_table",

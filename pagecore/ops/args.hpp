@@ -154,6 +154,19 @@ struct MergeArgs {
   Lse lse_a;
   Lse lse_b;
   Lse lse;
+  const char* mask = nullptr;  // one byte for each token: 0 if part b is ignored; absent when null
+  int64_t mask_stride = 0;
+};
+
+// Any number of parts for each token.
+struct MergeManyArgs {
+  TokenArray parts;          // [part, head, dim]: those of the first token, or with cu_parts those of all tokens
+  Lse lses;                  // [part, head]
+  int64_t token_stride = 0;  // from the parts of a token to those of the next, in bytes; 0 with cu_parts
+  int64_t lse_token_stride = 0;
+  Indices cu_parts;  // [num_tokens + 1]: the parts of token t are cu_parts[t] to cu_parts[t + 1] - 1
+  TokenArray out;
+  Lse lse;
 };
 
 }  // namespace pagecore

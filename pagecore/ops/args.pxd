@@ -104,6 +104,17 @@ cdef extern from "pagecore/ops/args.hpp" namespace "pagecore" nogil:
         Lse lse_a
         Lse lse_b
         Lse lse
+        const char* mask
+        int64_t mask_stride
+
+    cdef cppclass MergeManyArgs:
+        TokenArray parts
+        Lse lses
+        int64_t token_stride
+        int64_t lse_token_stride
+        Indices cu_parts
+        TokenArray out
+        Lse lse
 
 
 cdef inline TokenArray token_array(Tensor tensor) noexcept:
@@ -168,6 +179,29 @@ cdef inline Lse lse_array(Tensor tensor) noexcept:
         lse.num_tokens = tensor.shape_[0]
         lse.token_stride, lse.head_stride = tensor.strides_[0], tensor.strides_[1]
     return lse
+
+
+# Parts of attention and their lse, [token, part, head, dim] or, with `cu_parts`, [part, head, dim].
+cdef inline MergeManyArgs merge_many_args(
+        Tensor parts, Tensor lses, Tensor cu_parts, Tensor out, Tensor lse) noexcept:
+    cdef MergeManyArgs args
+    cdef int first = 0 if cu_parts is not None else 1
+    args.parts.data = parts.data
+    args.parts.type = <DType>parts.dtype_code
+    args.parts.num_tokens, args.parts.num_heads = parts.shape_[first], parts.shape_[first + 1]
+    args.parts.dim = parts.shape_[first + 2]
+    args.parts.token_stride, args.parts.head_stride = parts.strides_[first], parts.strides_[first + 1]
+    args.lses.data = lses.data
+    args.lses.num_tokens = lses.shape_[first]
+    args.lses.token_stride, args.lses.head_stride = lses.strides_[first], lses.strides_[first + 1]
+    if first:
+        args.token_stride, args.lse_token_stride = parts.strides_[0], lses.strides_[0]
+    else:
+        args.token_stride = args.lse_token_stride = 0
+        args.cu_parts = index_array(cu_parts)
+    args.out = token_array(out)
+    args.lse = lse_array(lse)
+    return args
 
 
 cdef inline void fill_block_array(BlockArray* array, Tensor tensor) noexcept:

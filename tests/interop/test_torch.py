@@ -69,7 +69,17 @@ def test_paged_attention_passes_opcheck(planes, name):
 def test_merge_attention_passes_opcheck(dtype):
     outs = torch.randn(2, 5, HEADS, DIM).to(getattr(torch, dtype))
     lses = torch.randn(2, 5, HEADS)
-    opcheck(torch.ops.pagecore.merge_attention.default, dtype, (outs[0], lses[0], outs[1], lses[1]))
+    given = (outs[0], lses[0], outs[1], lses[1])
+    opcheck(torch.ops.pagecore.merge_attention.default, dtype, given, {"mask": torch.arange(5) % 2 == 0})
+
+
+@EVERY_DTYPE
+def test_merge_attention_parts_passes_opcheck(dtype):
+    outs = torch.randn(5, 3, HEADS, DIM).to(getattr(torch, dtype))
+    lses = torch.randn(5, 3, HEADS)
+    ragged = (outs.flatten(0, 1), lses.flatten(0, 1), torch.tensor([0, 2, 2, 15]))
+    for given in ((outs, lses), ragged):
+        opcheck(torch.ops.pagecore.merge_attention_parts.default, dtype, given)
 
 
 @pytest.mark.parametrize(("planes", "options"), in_turn(PLANES, over=[[{}, {"independent": True}]]))
@@ -135,6 +145,14 @@ def test_merging_two_halves_equals_attention_over_all_keys():
     merged, lse = interop.merge_attention(*parts[0], *parts[1])
     torch.testing.assert_close(merged, whole)
     torch.testing.assert_close(lse, whole_lse)
+    stacked = [torch.stack(arrays, 1) for arrays in zip(*parts, strict=True)]
+    ragged = [each.flatten(0, 1) for each in stacked]
+    for given in (stacked, (*ragged, torch.arange(len(whole) + 1, dtype=torch.int32) * 2)):
+        for got, expected in zip(interop.merge_attention_parts(*given), (merged, lse), strict=True):
+            assert torch.equal(got, expected)
+    first, second = parts
+    kept, _ = interop.merge_attention(*first, *second, mask=torch.zeros(len(whole), dtype=torch.bool))
+    assert torch.equal(kept, first[0])
 
 
 def test_a_whole_cache_can_be_driven_by_operators():

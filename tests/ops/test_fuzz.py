@@ -124,6 +124,16 @@ def operations() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             writing | {"slot_mapping": index(4, 5, -1), "key_scale": 1.0, "value_scale": f32(2), "stream": None},
         ),
         "merge_attention": (ops.merge_attention, parts | {"out": f32(3, 4, 8), "lse": f32(3, 4), "stream": None}),
+        "merge_attention_parts": (
+            ops.merge_attention_parts,
+            {
+                "outs": f32(5, 4, 8),
+                "lses": f32(5, 4),
+                "cu_parts": index(0, 2, 2, 5),
+                "out": f32(3, 4, 8),
+                "lse": f32(3, 4),
+            },
+        ),
         "gather_blocks": (ops.gather_blocks, {"cache": cache, **batch, "out": packed}),
         "scatter_blocks": (ops.scatter_blocks, {"values": packed, "cache": cache, **batch}),
         "transfer_blocks": (
@@ -169,6 +179,7 @@ PARTNERS = {
     "value_cache": ("value",),
     "block_table": ("block table",),
     "cu_query_lens": ("mask",),
+    "cu_parts": ("out", "outs"),
     "cache": ("block table", "blocks", "out", "values"),
     "caches": ("cache 0",),
     "source_caches": ("smallest source cache",),

@@ -205,13 +205,21 @@ def write_kv(
 
 def merge(out_a: Float, lse_a: Float, out_b: Float, lse_b: Float) -> tuple[Float, Float]:
     """Merge attention over two disjoint sets of keys, row by row."""
-    out, lse = np.zeros_like(out_a), np.full_like(lse_a, -np.inf)
-    for where in np.ndindex(lse_a.shape):
-        parts = [(out_a[where], lse_a[where]), (out_b[where], lse_b[where])]
-        parts = [(o, weight) for o, weight in parts if not np.isinf(weight)]
+    return merge_parts(np.stack((out_a, out_b), axis=1), np.stack((lse_a, lse_b), axis=1))
+
+
+def merge_parts(outs: Float, lses: Float, cu_parts: Any = None) -> tuple[Float, Float]:
+    """Merge the parts of each token: ``outs [T, N, H, D]``, or ``[P, H, D]`` in the order of `cu_parts`."""
+    ranges = list(zip(outs, lses, strict=True))
+    if cu_parts is not None:
+        ranges = [(outs[begin:end], lses[begin:end]) for begin, end in itertools.pairwise(cu_parts)]
+    heads, dim = outs.shape[-2:]
+    out, lse = np.zeros((len(ranges), heads, dim)), np.full((len(ranges), heads), -np.inf)
+    for token, head in np.ndindex(lse.shape):
+        parts = [(o[head], w[head]) for o, w in zip(*ranges[token], strict=True) if not np.isinf(w[head])]
         if not parts:
             continue
         top = max(weight for _, weight in parts)
-        lse[where] = top + np.log(sum(np.exp(weight - top) for _, weight in parts))
-        out[where] = sum(np.exp(weight - lse[where]) * o for o, weight in parts)
+        lse[token, head] = top + np.log(sum(np.exp(weight - top) for _, weight in parts))
+        out[token, head] = sum(np.exp(weight - lse[token, head]) * o for o, weight in parts)
     return out, lse

@@ -6,7 +6,8 @@
 // The lanes of a row are in one warp, so that all of them have read the row's two lse before one of them writes the
 // merged lse, which may replace one of these. A unit is written by the lane that has read it, so that the output may be
 // one of the inputs. Both inputs are read once and the output is written once.
-#include "cuda_src/abi/moves.h"
+#include "cuda_src/abi/merge.h"
+#include "cuda_src/attention/softmax/merge_rows.cuh"
 #include "cuda_src/device/units.cuh"
 
 namespace pagecore {
@@ -17,9 +18,6 @@ struct MergeWeights {
   float b;
   float lse;
 };
-
-// An lse as the weight of its part: +inf is what FlashAttention reports for a query without keys.
-PC_DEVICE float log_weight(float lse) { return lse == pc_infinity() ? -pc_infinity() : lse; }
 
 PC_DEVICE MergeWeights merge_weights(float lse_a, float lse_b) {
   const float a = log_weight(lse_a), b = log_weight(lse_b);
@@ -41,16 +39,9 @@ PC_DEVICE Unit<T, Count> merge_units(const Unit<T, Count>& a, const Unit<T, Coun
   return unit_of<T>(values);
 }
 
-PC_DEVICE pc_int64 offset_in(const PcRows& rows, int token, int head) {
-  return token * rows.token_stride + head * rows.head_stride;
-}
-
-PC_DEVICE pc_int64 offset_in(const PcLse& lse, int token, int head) {
-  return token * lse.token_stride + head * lse.head_stride;
-}
-
 template <typename T, int Count>
-PC_DEVICE void merge_row(const PcMergeParams& params) {
+PC_DEVICE void merge_row(const PcMaskedMergeParams& all) {
+  const PcMergeParams& params = all.merge;
   const int number = pc_block_x() * pc_num_threads() + pc_thread(), lanes = 1 << params.lanes_shift;
   const int row = number >> params.lanes_shift, lane = number & (lanes - 1);
   const bool exists = row < params.num_rows;
@@ -64,6 +55,8 @@ PC_DEVICE void merge_row(const PcMergeParams& params) {
   if (exists) {
     a = Global<float>(params.lse_a.data).load(offset_in(params.lse_a, token, head));
     b = Global<float>(params.lse_b.data).load(offset_in(params.lse_b, token, head));
+    const bool is_masked = all.mask != 0 && Global<pc_uint8>(all.mask).load(token * all.mask_stride) == 0;
+    if (is_masked) b = -pc_infinity();  // fault: masked_token
   }
   const MergeWeights weights = merge_weights(a, b);
   pc_sync_warp();
@@ -80,12 +73,12 @@ PC_DEVICE void merge_row(const PcMergeParams& params) {
 
 template <typename T>
 PC_KERNEL(128, 8)
-void merge_parts(const PcMergeParams params) {
+void merge_parts(const PcMaskedMergeParams params) {
   if constexpr (sizeof(T) == 2) {
-    if (params.unit == 8) return merge_row<T, 8>(params);
+    if (params.merge.unit == 8) return merge_row<T, 8>(params);
   }
-  if (params.unit == 4) return merge_row<T, 4>(params);
-  if (params.unit == 2) return merge_row<T, 2>(params);
+  if (params.merge.unit == 4) return merge_row<T, 4>(params);
+  if (params.merge.unit == 2) return merge_row<T, 2>(params);
   merge_row<T, 1>(params);
 }
 

@@ -180,7 +180,12 @@ def paged_attention(
 
 
 def merge_attention(
-    out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
+    out_a: torch.Tensor,
+    lse_a: torch.Tensor,
+    out_b: torch.Tensor,
+    lse_b: torch.Tensor,
+    *,
+    mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Merge attention over two disjoint sets of keys: `pagecore.merge_attention` as a torch operator.
 
@@ -188,6 +193,7 @@ def merge_attention(
     ----------
     out_a, out_b : Tensor, [T, H, D]
     lse_a, lse_b : Tensor, float32 [T, H]
+    mask : Tensor, bool [T], optional
 
     Returns
     -------
@@ -202,6 +208,36 @@ def merge_attention(
     PagecoreError
         As `pagecore.merge_attention`.
     """
-    check_arguments(out_a, lse_a, out_b, lse_b, names="out_a lse_a out_b lse_b")
-    merged: tuple[torch.Tensor, torch.Tensor] = registration.merge_attention(out_a, lse_a, out_b, lse_b)
+    names = "out_a lse_a out_b lse_b"
+    check_arguments(out_a, lse_a, out_b, lse_b, names=names, options={"mask": mask})
+    merged: tuple[torch.Tensor, torch.Tensor] = registration.merge_attention(out_a, lse_a, out_b, lse_b, mask=mask)
+    return merged
+
+
+def merge_attention_parts(
+    outs: torch.Tensor, lses: torch.Tensor, cu_parts: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Merge attention over any number of disjoint sets of keys: `pagecore.merge_attention_parts` as a torch operator.
+
+    Parameters
+    ----------
+    outs : Tensor, [T, N, H, D], or [P, H, D] with `cu_parts`
+    lses : Tensor, float32 [T, N, H], or [P, H] with `cu_parts`
+    cu_parts : Tensor, int32 or int64 [T + 1], optional
+
+    Returns
+    -------
+    out : Tensor, [T, H, D]
+    lse : Tensor, float32 [T, H]
+        New tensors.
+
+    Raises
+    ------
+    UnsupportedDtype
+        An array is not a torch tensor.
+    PagecoreError
+        As `pagecore.merge_attention_parts`.
+    """
+    check_arguments(outs, lses, names="outs lses", options={"cu_parts": cu_parts})
+    merged: tuple[torch.Tensor, torch.Tensor] = registration.merge_attention_parts(outs, lses, cu_parts)
     return merged

@@ -51,9 +51,22 @@ def _paged_attention_out(
     _refuse_symbolic_offset(out=out)
 
 
-def _merge_attention(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> Any:
+def _merge_attention(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any, *, mask: Any = None) -> Any:
     _check_traced(("out_a", out_a, 3), ("lse_a", lse_a, 2), ("out_b", out_b, 3), ("lse_b", lse_b, 2))
+    _refuse_meta_mix(out_a, mask=mask)
     return out_a.new_empty(out_a.shape), lse_a.new_empty(lse_a.shape)
+
+
+def _merge_attention_parts(outs: Any, lses: Any, cu_parts: Any = None) -> Any:
+    first = 1 if cu_parts is None else 0  # axis of the parts
+    _check_traced(("outs", outs, first + 3), ("lses", lses, first + 2))
+    if cu_parts is None:
+        num_tokens = outs.shape[0]
+    else:
+        _refuse_meta_mix(outs, cu_parts=cu_parts)
+        num_tokens = cu_parts.shape[0] - 1
+    heads, dim = outs.shape[first + 1 :]
+    return outs.new_empty((num_tokens, heads, dim)), lses.new_empty((num_tokens, heads))
 
 
 def _seal_kv(key_cache: Any, value_cache: Any, *arrays: Any) -> None:
@@ -118,6 +131,7 @@ FAKES: dict[str, Callable[..., Any]] = {
     "paged_attention_lse": _paged_attention_lse,
     "paged_attention_out": _paged_attention_out,
     "merge_attention": _merge_attention,
+    "merge_attention_parts": _merge_attention_parts,
     "seal_kv": _seal_kv,
     "unseal_kv": _unseal_kv,
     "copy_blocks": _copy_blocks,

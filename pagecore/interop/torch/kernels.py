@@ -72,8 +72,12 @@ def _paged_attention_out(
     _paged_attention(query, key_cache, value_cache, table, seq_lens, out=out, **options)
 
 
-def _merge_attention(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> Any:
-    return ops.merge_attention(out_a, lse_a, out_b, lse_b)
+def _merge_attention(*arrays: Any, mask: Any = None) -> Any:
+    return ops.merge_attention(*arrays, mask=mask)
+
+
+def _merge_attention_parts(outs: Any, lses: Any, cu_parts: Any = None) -> Any:
+    return ops.merge_attention_parts(outs, lses, cu_parts)
 
 
 def _seal_kv(key_cache: Any, value_cache: Any, *arrays: Any) -> None:
@@ -97,6 +101,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "paged_attention_lse": _paged_attention_lse,
     "paged_attention_out": _paged_attention_out,
     "merge_attention": _merge_attention,
+    "merge_attention_parts": _merge_attention_parts,
     "seal_kv": _seal_kv,
     "unseal_kv": _unseal_kv,
     "copy_blocks": _copy_blocks,

@@ -39,7 +39,18 @@ def paged_attention(
     stream: None = None,
 ) -> Any: ...
 def merge_attention(
-    out_a: Any, lse_a: Any, out_b: Any, lse_b: Any, *, out: Any = None, lse: Any = None, stream: Any = None
+    out_a: Any,
+    lse_a: Any,
+    out_b: Any,
+    lse_b: Any,
+    *,
+    mask: Any = None,
+    out: Any = None,
+    lse: Any = None,
+    stream: Any = None,
+) -> tuple[Any, Any]: ...
+def merge_attention_parts(
+    outs: Any, lses: Any, cu_parts: Any = None, *, out: Any = None, lse: Any = None, stream: Any = None
 ) -> tuple[Any, Any]: ...
 def table_from_pages(indptr: Any, indices: Any, last_page_len: Any, block_size: int) -> tuple[Any, Any]: ...
 def pages_from_table(block_table: Any, seq_lens: Any, block_size: int, *, rows: Any = None) -> tuple[Any, Any, Any]: ...

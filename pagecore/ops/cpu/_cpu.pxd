@@ -6,7 +6,7 @@ from libc.stdint cimport int64_t
 
 from pagecore.native.std cimport vector
 from pagecore.ops.affine_codes cimport AffineCodes
-from pagecore.ops.args cimport BlockArray, Cache, Indices, MergeArgs, WriteArgs
+from pagecore.ops.args cimport BlockArray, Cache, Indices, MergeArgs, MergeManyArgs, WriteArgs
 from pagecore.ops.cpu.args cimport AttentionArgs, Codec, HostCalls, PackedSequences
 from pagecore.ops.cpu.codecs.conversions cimport BlockConversion, LatentConversion
 from pagecore.ops.cpu.latent.latent cimport (
@@ -29,6 +29,7 @@ from pagecore.ops.state_plane cimport StatePlane
 # `plan` may be None.
 cdef int attention(const AttentionArgs& args, AttentionPlan plan) except -1
 cdef int merge(const MergeArgs& args) except -1
+cdef int merge_many(const MergeManyArgs& args) except -1
 cdef int write_kv(const WriteArgs& args) except -1
 
 # Fills the codes, or the numbers, of all rows.
@@ -61,6 +62,7 @@ cdef int scatter_blocks(
 # The checks of index arrays that the functions above make, without the work. A call that runs on another device uses
 # them to raise the same errors.
 cdef int check_attention(const AttentionArgs& args) except -1
+cdef int check_parts(const Indices& cu_parts, int64_t num_parts) except -1
 cdef int check_slots(const Indices& slots, int64_t num_tokens, const Cache& cache) except -1
 cdef int check_copied(const vector[BlockArray]& arrays, const Indices& sources, const Indices& targets) except -1
 cdef int check_transferred(

@@ -9,7 +9,7 @@ from libcpp.string cimport string
 from pagecore.native.std cimport vector
 from pagecore.native.translate cimport raise_python_error
 from pagecore.ops._threads cimport threads_of_a_call
-from pagecore.ops.args cimport BlockArray, Cache, Indices, MergeArgs, WriteArgs
+from pagecore.ops.args cimport BlockArray, Cache, Indices, MergeArgs, MergeManyArgs, WriteArgs
 from pagecore.ops.cpu.args cimport (
     AttentionArgs,
     Codec,
@@ -22,6 +22,7 @@ from pagecore.ops.cpu.args cimport (
     run_check_attention,
     run_check_copied,
     run_check_independent,
+    run_check_parts,
     run_check_sequences,
     run_check_slots,
     run_check_transferred,
@@ -29,6 +30,7 @@ from pagecore.ops.cpu.args cimport (
     run_dequantize,
     run_gather,
     run_merge,
+    run_merge_many,
     run_quantize,
     run_scatter,
     run_transfer,
@@ -125,6 +127,18 @@ cdef int merge(const MergeArgs& args) except -1:
     cdef int64_t num_threads = threads_of_a_call()
     with nogil:
         run_merge(args, num_threads)
+    return 0
+
+
+cdef int merge_many(const MergeManyArgs& args) except -1:
+    cdef int64_t num_threads = threads_of_a_call()
+    with nogil:
+        run_merge_many(args, num_threads)
+    return 0
+
+
+cdef int check_parts(const Indices& cu_parts, int64_t num_parts) except -1:
+    run_check_parts(cu_parts, num_parts)
     return 0
 
 

@@ -12,6 +12,7 @@ from pagecore.ops.args cimport (
     Indices,
     Lse,
     MergeArgs,
+    MergeManyArgs,
     PerHead,
     Table,
     TokenArray,
@@ -140,6 +141,10 @@ cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
         const vector[BlockArray]& arrays, const Indices& sources, const Indices& targets,
         int64_t num_threads) except +raise_python_error
     void run_merge "pagecore::cpu::merge"(const MergeArgs& args, int64_t num_threads) except +raise_python_error
+    void run_merge_many "pagecore::cpu::merge_many"(
+        const MergeManyArgs& args, int64_t num_threads) except +raise_python_error
+    void run_check_parts "pagecore::cpu::check_parts"(
+        const Indices& cu_parts, int64_t num_parts) except +raise_python_error
 
 cdef extern from "pagecore/ops/cpu/host_calls.hpp" namespace "pagecore::cpu" nogil:
     cdef cppclass HostCalls:

@@ -162,6 +162,8 @@ struct KernelTable {
   // Clears output rows past the last query: 0, and -inf for lse.
   void (*clear)(const AttentionArgs&, int64_t token_begin, int64_t token_end);
   void (*merge)(const MergeArgs&);
+  // Rows [begin, end), where row i is head i % num_heads of token i / num_heads.
+  void (*merge_many)(const MergeManyArgs&, int64_t begin, int64_t end);
   void (*write)(const WritePart&);
   // Rows [begin, end) to codes and scales, and back.
   void (*quantize)(const Codec&, int64_t begin, int64_t end);

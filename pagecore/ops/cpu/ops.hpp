@@ -58,10 +58,14 @@ void transfer_blocks(const std::vector<BlockArray>& sources, const std::vector<B
 // Merges two attention outputs over different keys into one.
 void merge(const MergeArgs& args, int64_t num_threads = 1);
 
+// Merges the parts of each token into one.
+void merge_many(const MergeManyArgs& args, int64_t num_threads = 1);
+
 // The checks that the operations above make before anything is written.
 int64_t check_slots(const Indices& slots, int64_t num_tokens,
                     const Cache& cache);          // returns the number of tokens to write
 void check_attention(const AttentionArgs& args);  // reads only the index arrays and the mask
+void check_parts(const Indices& cu_parts, int64_t num_parts);
 void check_copied(const std::vector<BlockArray>& arrays, const Indices& sources, const Indices& targets);
 void check_sequences(const PackedSequences& batch);
 // Raises unless pairs may be copied in any order: no block is the target of two pairs and, with `one_cache`, no block

@@ -85,6 +85,9 @@ cdef int debug_attention(
     Tensor cu_query_lens, bint causal, int64_t window_left, int64_t window_right, int64_t sink_tokens,
     Tensor mask, TreeMask tree, Selected selected, Sealed sealed, const Place* place) except -1
 
+# For merges of any number of parts. cu_parts is on the device.
+cdef int debug_parts(Tensor cu_parts, int64_t num_parts, const Place* place) except -1
+
 # For scores of blocks and tokens. rows and cu_query_lens may be None; all arrays are on the device.
 cdef int debug_scores(
     Tensor query, Tensor block_table, Tensor seq_lens, Tensor rows, Tensor cu_query_lens, int64_t num_blocks,

@@ -13,6 +13,7 @@ from pagecore.ops.cpu.calls._calls cimport (
     check_attended,
     check_copied,
     check_independent,
+    check_parts,
     check_scored,
     check_sequences,
     check_slots,
@@ -149,6 +150,11 @@ cdef int debug_attention(
             sink_tokens, to_host(mask, place), None if tree is None else tree.on_host(place),
             None if sealed is None else sealed.on_host(place), selection)
     return 0
+
+
+cdef int debug_parts(Tensor cu_parts, int64_t num_parts, const Place* place) except -1:
+    check_not_captured(place)
+    return check_parts(to_host(cu_parts, place), num_parts)
 
 
 cdef int debug_scores(

@@ -373,6 +373,8 @@ PC_TEST(more_rows_than_a_launch_counts_are_merged_in_turns) {
     const int64_t heads = random.pick({1, 7, 128}), dim = random.pick({1, 20, 64, 128, 520});
     const int64_t tokens = random.between(1, 1 << 30);
     MergeArgs args;
+    args.mask = address(int64_t{1} << 42);
+    args.mask_stride = 3;
     for (TokenArray* rows : {&args.out_a, &args.out_b, &args.out}) {
       *rows = {address(int64_t{1} << 40), Float::F16, tokens, heads, dim, 2 * dim * heads, 2 * dim};
     }
@@ -380,13 +382,45 @@ PC_TEST(more_rows_than_a_launch_counts_are_merged_in_turns) {
       *lse = {address(int64_t{1} << 41), tokens, 4 * heads, 4};
     }
     check_turns(merge_launches(args), tokens, [&](const MergeLaunch& launch, int64_t token) {
-      const PcMergeParams& params = launch.params;
+      const PcMergeParams& params = launch.params.merge;
+      PC_CHECK(launch.params.mask == static_cast<pc_address>((int64_t{1} << 42) + token * 3), "mask");
       PC_CHECK(params.out.data == static_cast<pc_address>((int64_t{1} << 40) + token * args.out.token_stride), "out");
       PC_CHECK(params.lse.data == static_cast<pc_address>((int64_t{1} << 41) + token * 4 * heads), "lse");
       PC_CHECK(params.num_rows % heads == 0 && params.unit * params.units_per_row == dim, "rows of ", params.unit);
       const int64_t lanes = int64_t{params.num_rows} << params.lanes_shift;
       PC_CHECK(lanes <= kMaxUnits && launch.grid.x * kThreads >= lanes && params.lanes_shift <= 5, lanes, " lanes");
       PC_CHECK((1 << params.lanes_shift) >= std::min(params.units_per_row, 32), "lanes for ", params.units_per_row);
+      return params.num_rows / heads;
+    });
+  });
+}
+
+PC_TEST(more_rows_of_many_parts_than_a_launch_counts_are_merged_in_turns) {
+  rounds(500, [](Random& random) {
+    const int64_t heads = random.pick({1, 7, 128}), dim = random.pick({1, 20, 64, 128, 520});
+    const int64_t tokens = random.between(1, 1 << 30), row = 2 * dim * heads;
+    const bool is_ragged = random.one_in(2);
+    MergeManyArgs args;
+    args.parts = {address(int64_t{1} << 40), Float::F16, 3, heads, dim, row, 2 * dim};
+    args.lses = {address(int64_t{1} << 41), 3, 4 * heads, 4};
+    args.out = {address(int64_t{1} << 43), Float::F16, tokens, heads, dim, row, 2 * dim};
+    args.lse = {address(int64_t{1} << 44), tokens, 4 * heads, 4};
+    if (is_ragged) {
+      args.cu_parts = {address(int64_t{1} << 42), tokens + 1, 16, true};
+    } else {
+      args.token_stride = 3 * row;
+      args.lse_token_stride = 12 * heads;
+    }
+    check_turns(merge_many_launches(args), tokens, [&](const MergeManyLaunch& launch, int64_t token) {
+      const PcMergeManyParams& params = launch.params;
+      const auto at = [](int64_t base, int64_t offset) { return static_cast<pc_address>((int64_t{1} << base) + offset); };
+      PC_CHECK(params.parts.data == at(40, token * args.token_stride), "parts");
+      PC_CHECK(params.lses.data == at(41, token * args.lse_token_stride), "lse of the parts");
+      PC_CHECK(params.cu_parts.data == (is_ragged ? at(42, token * 16) : 0), "cu_parts");
+      PC_CHECK(params.out.data == at(43, token * row) && params.lse.data == at(44, token * 4 * heads), "results");
+      PC_CHECK(params.num_rows % heads == 0 && params.unit * params.units_per_row == dim, "rows of ", params.unit);
+      const int64_t lanes = int64_t{params.num_rows} << params.lanes_shift;
+      PC_CHECK(lanes <= kMaxUnits && launch.grid.x * kThreads >= lanes && params.lanes_shift <= 5, lanes, " lanes");
       return params.num_rows / heads;
     });
   });

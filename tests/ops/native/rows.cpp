@@ -1,4 +1,4 @@
-// write_kv and merge, bit for bit where promised; bytes between rows must not change.
+// write_kv and merges, bit for bit where promised; bytes between rows must not change.
 #include <limits>
 
 #include "pagecore/ops/cpu/dispatch.hpp"
@@ -150,10 +150,18 @@ void merge_some(Random& random) {
   });
   MergeArgs args{as_rows(a, type_a), as_rows(b, type_b), as_rows(out, type), as_lse(lse_a), as_lse(lse_b), {}};
   if (random.one_in(2)) args.lse = as_lse(lse);
+  std::vector<char> mask(static_cast<size_t>(tokens), 1);
+  if (random.one_in(2)) {
+    for (char& each : mask) each = random.one_in(3) ? 0 : 1;
+    args.mask = mask.data();
+    args.mask_stride = 1;
+  }
   merge(args);
   for (const Array* array : {&a, &b, &out, &lse_a, &lse_b, &lse}) array->memory().check();
   for_each_index(lse.shape(), [&](const auto& at) {
-    const double x = widen(Float::F32, lse_a.at(at)), y = widen(Float::F32, lse_b.at(at)), top = std::max(x, y);
+    const bool is_merged = mask[static_cast<size_t>(at[0])] != 0;
+    const double x = widen(Float::F32, lse_a.at(at)), y = is_merged ? widen(Float::F32, lse_b.at(at)) : -INFINITY;
+    const double top = std::max(x, y);
     const double total = top == -INFINITY ? 0.0 : std::exp(x - top) + std::exp(y - top);
     const double part_a = total == 0.0 ? 0.0 : std::exp(x - top) / total;
     const double part_b = total == 0.0 ? 0.0 : std::exp(y - top) / total;
@@ -171,6 +179,54 @@ void merge_some(Random& random) {
   });
 }
 
+// Rows of no parts, of a few, and of more than the kernel keeps weights for.
+void merge_many_some(Random& random) {
+  const int64_t tokens = random.between(0, 6), heads = random.between(1, 3);
+  const int64_t dim = random.pick({random.between(1, 40), int64_t{64}, int64_t{136}});
+  std::vector<int64_t> bounds(1, 0);
+  for (int64_t token = 0; token < tokens; ++token) {
+    bounds.push_back(bounds.back() + random.pick({random.between(0, 5), int64_t{0}, int64_t{300}}));
+  }
+  const int64_t parts = bounds.back() + random.between(0, 2);
+  const Float type = random.pick(kFloats);
+  const Array outs(random, {parts, heads, dim}, size_of(type)), lses(random, {parts, heads}, 4);
+  const Array out(random, {tokens, heads, dim}, size_of(type)), lse(random, {tokens, heads}, 4);
+  for_each_index(outs.shape(), [&](const auto& at) { narrow(type, random.normal(), outs.at(at)); });
+  for_each_index(lses.shape(), [&](const auto& at) {
+    const double weight = random.one_in(4) ? -INFINITY : random.one_in(9) ? INFINITY : 20.0 * random.normal();
+    narrow(Float::F32, weight, lses.at(at));
+    if (std::isinf(weight)) std::memset(outs.at({at[0], at[1], 0}), -1, static_cast<size_t>(dim * size_of(type)));
+  });
+  const Ids ids(random, bounds);
+  MergeManyArgs args{as_rows(outs, type), as_lse(lses), 0, 0, ids.indices(), as_rows(out, type), as_lse(lse)};
+  merge_many(args);
+  for (const Array* array : {&outs, &lses, &out, &lse}) array->memory().check();
+  for_each_index(lse.shape(), [&](const auto& at) {
+    const int64_t begin = bounds[static_cast<size_t>(at[0])], end = bounds[static_cast<size_t>(at[0]) + 1];
+    const auto weight = [&](int64_t part) {
+      const double found = widen(Float::F32, lses.at({part, at[1]}));
+      return std::isinf(found) ? -INFINITY : found;
+    };
+    double top = -INFINITY, total = 0.0;
+    for (int64_t part = begin; part < end; ++part) top = std::max(top, weight(part));
+    for (int64_t part = begin; part < end && top > -INFINITY; ++part) total += std::exp(weight(part) - top);
+    const double bound = type == Float::F32 ? 2e-6 : type == Float::F16 ? 1e-3 : 5e-3;
+    for (int64_t d = 0; d < dim; ++d) {
+      double expected = 0.0, magnitude = 0.0;
+      for (int64_t part = begin; part < end; ++part) {
+        if (weight(part) == -INFINITY) continue;
+        const double each = std::exp(weight(part) - top) / total * widen(type, outs.at({part, at[1], d}));
+        expected += each;
+        magnitude += std::fabs(each);
+      }
+      const double found = widen(type, out.at({at[0], at[1], d}));
+      PC_CHECK(std::fabs(found - expected) <= bound * magnitude + 1e-7, isa(), ": ", found, ", expected ", expected);
+    }
+    const double expected = total == 0.0 ? -INFINITY : top + std::log(total), found = widen(Float::F32, lse.at(at));
+    PC_CHECK(found == expected || std::fabs(found - expected) <= 1e-6 * std::max(1.0, std::fabs(expected)), found);
+  });
+}
+
 }  // namespace
 
 PC_TEST(write_puts_every_row_in_its_slot_and_nothing_else) {
@@ -180,6 +236,19 @@ PC_TEST(write_puts_every_row_in_its_slot_and_nothing_else) {
   }
   hooks = {};
   set_isa("");
+}
+
+PC_TEST(merge_many_joins_all_parts_of_a_token_and_refuses_wrong_bounds) {
+  for (const std::string& name : available_isas()) {
+    set_isa(name);
+    rounds(60, merge_many_some);
+  }
+  set_isa("");
+  Random random(1);
+  for (const std::vector<int64_t>& wrong : {std::vector<int64_t>{1, 2}, {0, 2, 1}, {0, 4}, {0, -1}}) {
+    const Ids ids(random, wrong);
+    PC_REFUSES(ShapeError, check_parts(ids.indices(), 3));
+  }
 }
 
 PC_TEST(merge_joins_two_parts_by_their_weights) {

@@ -20,8 +20,12 @@ cdef int attention(
     TreeMask tree, Tensor key_scale, Tensor value_scale, Sealed sealed, Tensor out, Tensor lse,
     const Selection& selection) except -1
 
-# out may be out_a or out_b, lse may be lse_a or lse_b. Optional: lse.
-cdef int merge(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor out, Tensor lse) except -1
+# out may be out_a or out_b, lse may be lse_a or lse_b. Optional: mask, lse.
+cdef int merge(
+    Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor mask, Tensor out, Tensor lse) except -1
+
+# Optional: cu_parts.
+cdef int merge_many(Tensor parts, Tensor lses, Tensor cu_parts, Tensor out, Tensor lse) except -1
 
 # The checks of index arrays alone, for calls that run on another device. Optional: rows, cu_query_lens, mask, tree,
 # sealed.
@@ -29,6 +33,7 @@ cdef int check_attended(
     Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
     Tensor cu_query_lens, bint causal, int64_t window_left, int64_t window_right, int64_t sink_tokens,
     Tensor mask, TreeMask tree, Sealed sealed, const Selection& selection) except -1
+cdef int check_parts(Tensor cu_parts, int64_t num_parts) except -1
 cdef int check_scored(
     Tensor query, Tensor block_table, Tensor seq_lens, Tensor rows, Tensor cu_query_lens, int64_t num_blocks,
     int64_t block_size) except -1

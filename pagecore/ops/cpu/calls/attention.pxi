@@ -8,12 +8,19 @@ from pagecore.ops.args cimport (
     cache_array,
     index_array,
     lse_array,
+    merge_many_args,
     per_head,
     table_array,
     token_array,
 )
 from pagecore.ops.arguments._arguments cimport Sealed, StoredCache, TreeMask, native_cache
-from pagecore.ops.cpu._cpu cimport attention as run_attention, check_attention, merge as run_merge
+from pagecore.ops.cpu._cpu cimport (
+    attention as run_attention,
+    check_attention,
+    check_parts as run_check_parts,
+    merge as run_merge,
+    merge_many as run_merge_many,
+)
 from pagecore.ops.cpu.args cimport AttentionArgs, Selection
 from pagecore.ops.planning._plan cimport AttentionPlan
 
@@ -93,7 +100,8 @@ cdef void set_mask(AttentionArgs* args, Tensor mask) noexcept:
     args.mask_size = mask.shape_[0]
 
 
-cdef int merge(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor out, Tensor lse) except -1:
+cdef int merge(
+        Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor mask, Tensor out, Tensor lse) except -1:
     cdef MergeArgs args
     args.out_a = token_array(out_a)
     args.out_b = token_array(out_b)
@@ -101,4 +109,14 @@ cdef int merge(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor ou
     args.lse_a = lse_array(lse_a)
     args.lse_b = lse_array(lse_b)
     args.lse = lse_array(lse)
+    if mask is not None:
+        args.mask, args.mask_stride = mask.data, mask.strides_[0]
     return run_merge(args)
+
+
+cdef int merge_many(Tensor parts, Tensor lses, Tensor cu_parts, Tensor out, Tensor lse) except -1:
+    return run_merge_many(merge_many_args(parts, lses, cu_parts, out, lse))
+
+
+cdef int check_parts(Tensor cu_parts, int64_t num_parts) except -1:
+    return run_check_parts(index_array(cu_parts), num_parts)

@@ -33,9 +33,10 @@ inline double log_weight(float lse) { return lse == kInfinity ? -static_cast<dou
 
 inline void merge(const MergeArgs& args) {
   for (int64_t token = 0; token < args.out.num_tokens; ++token) {
+    const bool is_merged = args.mask == nullptr || args.mask[token * args.mask_stride] != 0;
     for (int64_t head = 0; head < args.out.num_heads; ++head) {
-      const double a = log_weight(args.lse_a.at(token, head)), b = log_weight(args.lse_b.at(token, head));
-      const double top = a > b ? a : b, none = -static_cast<double>(kInfinity);
+      const double none = -static_cast<double>(kInfinity), a = log_weight(args.lse_a.at(token, head));
+      const double b = is_merged ? log_weight(args.lse_b.at(token, head)) : none, top = a > b ? a : b;
       if (a == none && b == none) {
         merge_row(args, token, head, 0.0f, 0.0f);
         if (args.lse.data != nullptr) args.lse.at(token, head) = -kInfinity;

@@ -93,9 +93,38 @@ void merge(const MergeArgs& args, int64_t num_threads) {
   if (num_threads <= 1) return table.merge(args);
   parallel_for(num_threads, num_threads, [&](int64_t unit, int64_t) noexcept {
     const int64_t begin = tokens * unit / num_threads, count = tokens * (unit + 1) / num_threads - begin;
-    table.merge({rows_from(args.out_a, begin, count), rows_from(args.out_b, begin, count),
-                 rows_from(args.out, begin, count), lse_from(args.lse_a, begin, count),
-                 lse_from(args.lse_b, begin, count), lse_from(args.lse, begin, count)});
+    MergeArgs part{rows_from(args.out_a, begin, count), rows_from(args.out_b, begin, count),
+                   rows_from(args.out, begin, count),   lse_from(args.lse_a, begin, count),
+                   lse_from(args.lse_b, begin, count),  lse_from(args.lse, begin, count)};
+    if (args.mask != nullptr) part.mask = args.mask + begin * args.mask_stride;
+    part.mask_stride = args.mask_stride;
+    table.merge(part);
+  });
+}
+
+void check_parts(const Indices& cu_parts, int64_t num_parts) {
+  for (int64_t i = 0, before = 0; i < cu_parts.size; ++i) {
+    const int64_t at = cu_parts.at(i);
+    PC_EXPECTS(i > 0 || at == 0, ShapeError, "cu_parts[0] is ", at, "; it must be 0");
+    PC_EXPECTS(at >= before, ShapeError, "cu_parts[", i, "] is ", at, " after ", before, "; it must not decrease");
+    PC_EXPECTS(at <= num_parts, ShapeError, "cu_parts[", i, "] is ", at, " and outs has ", num_parts,
+               " parts; it must be at most that");
+    before = at;
+  }
+}
+
+void merge_many(const MergeManyArgs& args, int64_t num_threads) {
+  constexpr int64_t kUnitsPerThread = 8;  // tokens differ in their parts
+  const KernelTable& table = kernels();
+  const bool is_ragged = args.cu_parts.data != nullptr;
+  if (is_ragged) check_parts(args.cu_parts, args.parts.num_tokens);
+  const int64_t rows = args.out.num_tokens * args.out.num_heads;
+  const int64_t parts = args.parts.num_tokens * (is_ragged ? 1 : args.out.num_tokens) + args.out.num_tokens;
+  num_threads = std::min(threads_to_move(parts * token_bytes(args.out), num_threads), rows);
+  if (num_threads <= 1) return table.merge_many(args, 0, rows);
+  const int64_t units = std::min(rows, kUnitsPerThread * num_threads);
+  parallel_for(units, num_threads, [&](int64_t unit, int64_t) noexcept {
+    table.merge_many(args, rows * unit / units, rows * (unit + 1) / units);
   });
 }
 

@@ -28,9 +28,14 @@ cdef int scatter_blocks(
     list packed, list caches, Tensor block_table, Tensor seq_lens, Tensor rows, int64_t longest,
     int64_t lowest, const Place* place) except -1
 
-# Merge of two parts of attention. out may be out_a or out_b, lse may be lse_a or lse_b.
+# Merge of two parts of attention. out may be out_a or out_b, lse may be lse_a or lse_b; mask may be None.
 cdef int merge(
-    Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor out, Tensor lse, const Place* place) except -1
+    Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor mask, Tensor out, Tensor lse,
+    const Place* place) except -1
+
+# Merge of any number of parts for each token, [token, part, head, dim] or, with cu_parts, [part, head, dim].
+cdef int merge_many(
+    Tensor parts, Tensor lses, Tensor cu_parts, Tensor out, Tensor lse, const Place* place) except -1
 
 # Writes changed entries to a contiguous int32 table. `entries` is the address of PcTableEntry[capacity], `count`
 # that of an int32, the number of valid entries; both are on the device of the table. Every count takes the same launch.

@@ -11,11 +11,13 @@ from pagecore.ops.args cimport (
     Cache,
     Indices,
     MergeArgs,
+    MergeManyArgs,
     Table,
     WriteArgs,
     fill_block_arrays,
     index_array,
     lse_array,
+    merge_many_args,
     pair_column,
     table_array,
     token_array,
@@ -45,7 +47,11 @@ cdef extern from "cuda_src/abi/moves.h" nogil:
     cdef struct PcSequenceParams:
         pass
 
-    cdef struct PcMergeParams:
+cdef extern from "cuda_src/abi/merge.h" nogil:
+    cdef struct PcMaskedMergeParams:
+        pass
+
+    cdef struct PcMergeManyParams:
         pass
 
 cdef extern from "pagecore/native/rounding.hpp" namespace "pagecore" nogil:
@@ -120,10 +126,15 @@ cdef extern from "pagecore/ops/cuda/moves/move_launch.hpp" namespace "pagecore::
 
 cdef extern from "pagecore/ops/cuda/moves/merge_launch.hpp" namespace "pagecore::cuda" nogil:
     cdef cppclass MergeLaunch:
-        PcMergeParams params
+        PcMaskedMergeParams params
+        Grid grid
+
+    cdef cppclass MergeManyLaunch:
+        PcMergeManyParams params
         Grid grid
 
     vector[MergeLaunch] merge_launches(const MergeArgs& args) except +raise_python_error
+    vector[MergeManyLaunch] merge_many_launches(const MergeManyArgs& args) except +raise_python_error
 
 cdef enum:
     TABLE_BLOCKS = 64  # size of a grid that serves every count
@@ -133,6 +144,7 @@ cdef tuple TYPES = ("float", "pc_half", "pc_bfloat16")
 cdef tuple WRITES = tuple(tuple(f"write_kv<{a},{b}>" for b in TYPES) for a in TYPES)
 cdef tuple CODE_WRITES = tuple(f"write_codes<{a}>" for a in TYPES)
 cdef tuple MERGES = tuple(f"merge_parts<{a}>" for a in TYPES)
+cdef tuple MERGES_OF_MANY = tuple(f"merge_many<{a}>" for a in TYPES)
 # The last of each, at index -1 (kBytes), moves bytes.
 cdef tuple MOVED = (*TYPES, "pc_uint8")
 cdef tuple PAIR_MOVES = tuple(tuple(f"move_pairs<{a},{b}>" for b in MOVED) for a in MOVED)
@@ -270,7 +282,8 @@ cdef int move_sequences(
 
 
 cdef int merge(
-        Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor out, Tensor lse, const Place* place) except -1:
+        Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor mask, Tensor out, Tensor lse,
+        const Place* place) except -1:
     cdef MergeArgs args
     cdef size_t i
     args.out_a = token_array(out_a)
@@ -279,13 +292,23 @@ cdef int merge(
     args.lse_a = lse_array(lse_a)
     args.lse_b = lse_array(lse_b)
     args.lse = lse_array(lse)
+    if mask is not None:
+        args.mask, args.mask_stride = mask.data, mask.strides_[0]
     cdef vector[MergeLaunch] launches = merge_launches(args)
     kernel = loaded(MERGES[out.dtype_code], place)
     for i in range(launches.size()):
         launch(kernel, launches[i].grid, 0, &launches[i].params, place)
-    note_written(out, place)
-    note_written(lse, place)
-    return 0
+    return note_all([out, lse], place)
+
+
+cdef int merge_many(
+        Tensor parts, Tensor lses, Tensor cu_parts, Tensor out, Tensor lse, const Place* place) except -1:
+    cdef vector[MergeManyLaunch] launches = merge_many_launches(merge_many_args(parts, lses, cu_parts, out, lse))
+    cdef size_t i
+    kernel = loaded(MERGES_OF_MANY[out.dtype_code], place)
+    for i in range(launches.size()):
+        launch(kernel, launches[i].grid, 0, &launches[i].params, place)
+    return note_all([out, lse], place)
 
 
 cpdef int scatter_entries(
