@@ -95,10 +95,10 @@ def as_factor(name: str, value: SupportsFloat) -> float:
 
 
 def as_float(name: str, value: SupportsFloat) -> float:
-    """Return `value` as a float; raise ShapeError for non-numbers, including numeric strings."""
+    """Return `value` as a float; raise ShapeError for non-numbers, including bools and numeric strings."""
     given: object = value
     try:
-        if not isinstance(given, str | bytes):
+        if not isinstance(given, str | bytes | bool | np.bool_):
             return float(value)
     except (TypeError, ValueError, OverflowError):
         pass

@@ -42,6 +42,7 @@ from tests.together import together
         ([1, 2], [9], {"spans": [(0, 1, 2**300)]}, ShapeError),
         ([1, 2], [9], {"spans": [(0, 1, None)]}, UnsupportedDtype),
         ([1, 2], [9], {"time": "now"}, UnsupportedDtype),
+        ([1, 2], [9], {"time": True}, UnsupportedDtype),
         ([1, 2], [9], {"time": float("nan")}, ShapeError),
         ([1, 2], [9], {"priority": 5}, UnsupportedOption),
         ([1, 2], [9], {"rank": 5}, UnsupportedOption),

@@ -108,6 +108,9 @@ def test_arrays_of_other_types_raise_and_the_message_says_what_to_pass():
         "key_cache is a pagecore.*Tensor.*as_torch": lambda: interop.paged_attention(
             step.query, pagecore.as_tensor(step.key_cache), *step.attended[2:]
         ),
+        "mask is a list": lambda: interop.merge_attention(step.query, step.query, step.query, step.query, mask=[True]),
+        "outs is a list": lambda: interop.merge_attention_parts([], step.query),
+        "cu_parts is a list": lambda: interop.merge_attention_parts(step.query, step.query, [0, 1]),
         "lse_a is a tuple": lambda: interop.merge_attention(step.query, (), step.query, ()),
         "caches is a numpy.ndarray": lambda: interop.copy_blocks([step.key_cache.numpy()], torch.tensor([[1, 2]])),
         "pairs is a list": lambda: interop.copy_blocks(step.key_cache, [[1, 2]]),
@@ -134,6 +137,14 @@ OWN = pagecore.zeros((35,), "bool")
         ({"window": 2.5}, UnsupportedOption, "window is 2.5; it must be a number of keys"),
         ({"window": (1, "a")}, UnsupportedOption, r"window is \(1, 'a'\)"),
         ({"scale": "a"}, UnsupportedOption, "scale is 'a'; it must be a number"),
+        ({"scale": True}, UnsupportedOption, "scale is True; it must be a number"),
+        ({"softcap": np.True_}, UnsupportedOption, "softcap is .*True.*; it must be a number"),
+        ({"key_scale": True}, UnsupportedOption, "key_scale is True; it must be a number, or a tensor of one"),
+        (
+            {"key_scale": torch.tensor(True)},
+            UnsupportedOption,
+            "key_scale is .*True.*; it must be a number, or a tensor",
+        ),
         ({"scale": torch.tensor(0.5, requires_grad=True)}, UnsupportedOption, r"requires grad.* pass scale.item\(\)"),
         ({"softcap": None}, UnsupportedOption, "softcap is None; it must be a number"),
         ({"causal": "a"}, UnsupportedOption, "causal is 'a'; it must be True or False"),

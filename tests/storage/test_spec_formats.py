@@ -69,6 +69,15 @@ def test_each_side_takes_the_factors_of_its_format():
     assert spec(value_format="float8_e4m3fn", value_scale=2.0).value_scale == 2.0
 
 
+def test_equal_factors_of_all_heads_are_one_number():
+    one = spec(format="float8_e4m3fn", key_scale=0.5, value_scale=2.0)
+    for listed in ([0.5] * 4, (0.5,), np.full(4, 0.5)):
+        assert spec(format="float8_e4m3fn", key_scale=listed, value_scale=[2, 2.0, 2, 2]) == one
+    halves = spec(format="float8_e4m3fn", key_scale=[0.5, 0.5, 3.0, 3.0], value_scale=2.0)
+    assert [halves.shard(TensorParallel(rank, 2)).key_scale for rank in range(2)] == [0.5, 3.0]
+    assert spec(format="nvfp4", key_scale=[0.5] * 4) == spec(format="nvfp4", key_scale=0.5)
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_rank_has_its_heads_of_every_plane(name):
     part = spec(format=name).shard(TensorParallel(1, 2))
@@ -96,6 +105,17 @@ def test_factors_are_those_of_the_rank_heads():
         ({"value_scale": 2.0}, UnsupportedOption, "value_scale is 2.0, but values without a format take none"),
         ({"format": "nvfp4", "key_scale": (1.0, 2.0, 1.0, 1.0)}, UnsupportedOption, "global scale of 'nvfp4' is one"),
         ({"format": "float8_e5m2", "key_scale": (1.0, 2.0)}, ShapeError, "key_scale has 2 entries; .* one per .* 4"),
+        (
+            {"format": "int8_token", "key_scale": [2.0]},
+            UnsupportedOption,
+            "key_scale is .2.0., but format 'int8_token'",
+        ),
+        ({"value_scale": [2.0]}, UnsupportedOption, "value_scale is .2.0., but values without a format take none"),
+        ({"format": "float8_e5m2", "key_scale": True}, ShapeError, "key_scale is True; expected a number"),
+        ({"format": "float8_e5m2", "value_scale": np.True_}, ShapeError, "value_scale is .*True.*; expected a number"),
+        ({"format": "float8_e5m2", "key_scale": [1.0, True, 1, 1]}, ShapeError, "an entry of key_scale is True; expected a"),
+        ({"scale": True}, ShapeError, "scale is True; expected a number"),
+        ({"softcap": True}, ShapeError, "softcap is True; expected a number"),
         ({"format": "float8_e5m2", "key_scale": 0.0}, ShapeError, "key_scale is 0.0; expected a number that is finite"),
         ({"format": "float8_e5m2", "key_scale": 1e-50}, ShapeError, "key_scale is 1e-50; .* as a float32"),
         ({"format": "float8_e5m2", "key_scale": [1e300, 1, 1, 1]}, ShapeError, "an entry of key_scale is 1e.300"),

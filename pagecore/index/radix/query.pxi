@@ -79,7 +79,7 @@ cdef list as_list(object values, str name):
 
 cdef double as_number(object value, str what) except? -1:
     cdef double number
-    if isinstance(value, (str, bytes, bytearray)):  # float() reads text that spells a number
+    if isinstance(value, (str, bytes, bytearray, bool)):  # float() reads text that spells a number, and bools
         raise UnsupportedDtype(f"{what} is {shown(value)}; give a number")
     try:
         number = float(value)

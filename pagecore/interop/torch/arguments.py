@@ -30,11 +30,14 @@ ATTENTION_ARRAYS = "query key_cache value_cache block_table seq_lens out"
 # Types of each option that torch accepts without a check; `_check_option` decides about other types.
 _ARRAY = (torch.Tensor, type(None))
 _NUMBER = (float, int, torch.SymFloat, torch.SymInt)
-_OPTIONS = {
+_BOOLS = (bool, np.bool_, torch.SymBool)
+# Given for a layer or for each head.
+_FACTORS = ("key_scale", "value_scale")
+_OPTIONS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(
         ("rows", "cu_query_lens", "sinks", "alibi_slopes", "mask", "tree_mask", "positions", "plan"), _ARRAY
     ),
-    **dict.fromkeys(("key_scale", "value_scale", "key_scale_cache", "value_scale_cache"), _ARRAY),
+    **dict.fromkeys(("key_scale", "value_scale", "key_scale_cache", "value_scale_cache", "cu_parts"), _ARRAY),
     **dict.fromkeys(("blocks", "block_counts", "indices", "index_counts"), _ARRAY),
     **dict.fromkeys(("key_min", "key_max", "label", "label_channels"), _ARRAY),
     **dict.fromkeys((*SEALED_PLANES, "sealed_block_table", "sealed_lens"), _ARRAY),
@@ -42,6 +45,7 @@ _OPTIONS = {
     **dict.fromkeys(("softcap", "key_global_scale", "value_global_scale"), _NUMBER),
     "causal": (int,),
 }
+_NUMERIC = (*_FACTORS, "scale", "softcap", "key_global_scale", "value_global_scale")
 
 
 def check_arguments(*arrays: object, options: dict[str, Any] | None = None, names: str = ATTENTION_ARRAYS) -> None:
@@ -63,13 +67,15 @@ def check_arguments(*arrays: object, options: dict[str, Any] | None = None, name
             raise _not_a_tensor(array, listed[min(position, len(listed) - 1)])
     if options:
         for name, value in options.items():
-            if name in _OPTIONS and not isinstance(value, _OPTIONS[name]):
+            if name in _OPTIONS and (not isinstance(value, _OPTIONS[name]) or (name in _NUMERIC and _is_bool(value))):
                 _check_option(name, value)
     if not torch.compiler.is_compiling() and (_transforms() or forward_ad._current_level >= 0):
         _refuse_gradients((*arrays, *(options or {}).values()))
 
 
 def _check_option(name: str, value: Any) -> None:
+    if name in _FACTORS and _is_bool(value):
+        raise UnsupportedOption(f"{name} is {shown(value)}; it must be a number, or a tensor of one for each head")
     if _OPTIONS[name] is _ARRAY:
         raise _not_a_tensor(value, name)
     if name == "causal":
@@ -78,8 +84,12 @@ def _check_option(name: str, value: Any) -> None:
         return
     if isinstance(value, torch.Tensor) and value.requires_grad:
         raise UnsupportedOption(f"{name} requires grad, and the operator has no gradient; pass {name}.item()")
-    if not isinstance(value, np.number | torch.Tensor) or value.ndim:
+    if not isinstance(value, np.number | torch.Tensor) or value.ndim or _is_bool(value):
         raise UnsupportedOption(f"{name} is {shown(value)}; it must be a number")
+
+
+def _is_bool(value: object) -> bool:
+    return isinstance(value, _BOOLS) or (isinstance(value, torch.Tensor) and value.dtype == torch.bool)
 
 
 def _not_a_tensor(array: object, name: str) -> UnsupportedDtype:
@@ -106,6 +116,8 @@ def _refuse_gradients(given: tuple[Any, ...]) -> None:
 
 def per_head_scale(scale: Scale, key_cache: torch.Tensor) -> Any:
     """Expand a number, or a tensor of one, to a float32 tensor ``[Hkv]``; return any other value unchanged."""
+    if _is_bool(scale):
+        return scale
     if isinstance(scale, torch.Tensor):
         if scale.shape not in ((), (1,)) or not isinstance(key_cache, torch.Tensor):
             return scale

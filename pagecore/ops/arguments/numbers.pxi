@@ -59,6 +59,8 @@ cdef Tensor given_numbers(object array, str name, const Place* place):
 cdef Tensor copy_numbers(object array, str name):
     """Return a copy of numbers of any dtype as contiguous float32."""
     try:
+        if isinstance(array, (list, tuple)) and any(isinstance(each, bool) for each in array):
+            raise TypeError("a bool is not a number")
         values = np.asarray(array.numpy() if type(array) is Tensor else array)
         if values.dtype.kind not in "iufV" or values.dtype.names is not None:
             raise TypeError(f"{values.dtype} is not supported")
@@ -162,16 +164,28 @@ cdef int check_scale(double value, str name, bint divides) except -1:
 # ---- options
 
 cdef double finite_number(object number, str name) except? -1:
-    cdef double value
+    cdef double value = 0.0
+    cdef bint refused
     try:
-        value = number
+        refused = is_bool(number)
+        if not refused:
+            value = number
     except MemoryError:
         raise
     except Exception as error:
         raise UnsupportedOption(f"{name} is {shown(number)}; it must be a number: {shown(error)}") from None
+    if refused:
+        raise UnsupportedOption(f"{name} is {shown(number)}; it must be a number, not a bool")
     if not isfinite(<float>value):
         raise UnsupportedOption(f"{name} is {value}; it must be finite as a float32")
     return value
+
+
+cdef bint is_bool(object number) except -1:
+    """Return True for bools of Python, and for arrays of no axes that hold one."""
+    if isinstance(number, (float, int)):
+        return isinstance(number, bool)
+    return str(getattr(number, "dtype", "")).removeprefix("torch.") == "bool"
 
 
 cdef int64_t read_size(object value, str name, int64_t least) except -1:

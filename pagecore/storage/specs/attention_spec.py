@@ -225,20 +225,20 @@ class AttentionSpec:
         return format_of(self, "key"), format_of(self, "value")
 
     def _checked_factor(self, side: Side) -> float | tuple[float, ...]:
-        """Return the given factor of keys or values as a float, or as a tuple with one for each head."""
+        """Return the given factor of keys or values as a float, or as a tuple with one for each head if they differ."""
         name = f"{side}_scale"
         given = getattr(self, name)
         if isinstance(given, str | bytes) or not isinstance(given, Iterable) or getattr(given, "ndim", 1) == 0:
             factor: float | tuple[float, ...] = as_factor(name, given)
         else:
             factor = tuple(as_factor(f"an entry of {name}", each) for each in given)
-            if len(factor) == 1:
-                return factor[0]
-            if len(factor) != self.num_kv_heads:
+            if len(factor) not in (1, self.num_kv_heads):
                 raise ShapeError(
                     f"{name} has {len(factor)} entries; expected a number, or one per key-value head: "
                     f"{self.num_kv_heads}"
                 )
+            if len(set(factor)) == 1:
+                factor = factor[0]
         if self.sealing is not None:
             if factor != 1.0:
                 raise UnsupportedOption(

@@ -273,7 +273,8 @@ def _shares(mine: Geometry, common: list[_Common], num_kv_heads: int | None) -> 
         part = [head for head in held if head in missing]
         missing -= set(part)
         share = each.share(_numbers(part, wanted), _numbers(part, held), i == 0)
-        _check_layers_alike(mine, share, each.theirs)
+        if part:
+            _check_layers_alike(mine, share, each.theirs)
         shares.append(share)
     if missing:
         ranks = ", ".join(f"{each.exporter.rank} of {each.exporter.size}" for each in common)
@@ -332,9 +333,13 @@ def _check_layers_alike(geometry: Geometry, share: Share, theirs: GroupShape) ->
 
 
 def _option(group: GroupShape, name: str, layer: int, heads: range) -> object:
-    """Return an option of a layer, and of a list with an entry for each head those of some heads."""
+    """Return an option of a layer, and of a list with an entry for each head those of some heads.
+
+    Equal entries are one: a spec of some heads may have a number where that of more heads has a list.
+    """
     by_layer = group.options.get(name)
     option = by_layer[layer] if isinstance(by_layer, list) and len(by_layer) == group.layers else None
     if isinstance(option, list) and len(option) == _num_heads(group):
-        return option[heads.start : heads.stop]
+        option = option[heads.start : heads.stop]
+        return option[0] if option and all(each == option[0] for each in option) else option
     return option

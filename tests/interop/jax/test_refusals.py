@@ -42,6 +42,8 @@ ATTENTION = [
     ({"cu_query_lens": [0, 5]}, ShapeError, "one more than seq_lens"),
     ({"scale": "much"}, UnsupportedOption, "scale is 'much'; it must be a number"),
     ({"scale": np.inf}, UnsupportedOption, "scale is inf; it must be finite"),
+    ({"scale": True}, UnsupportedOption, "scale is True; it must be a number"),
+    ({"key_scale": True}, UnsupportedOption, "key_scale is True; it must be a number"),
     ({"causal": "no"}, UnsupportedOption, "causal is 'no'; it must be True or False"),
     ({"causal": np.zeros(1)}, UnsupportedOption, "it must be True or False"),
     ({"return_lse": 2}, UnsupportedOption, "return_lse is 2; it must be True or False"),
@@ -217,10 +219,13 @@ def test_other_functions_of_pagecore_raise_for_traced_arrays_and_name_interop_ja
         "attend": lambda new: paged.attend(0, new, batch),
         "update": lambda new: static.update(0, new[None], new[None], 0),
         "merge_attention": lambda new: pagecore.merge_attention(new, new[..., 0], new, new[..., 0]),
+        "merge_attention_parts": lambda new: pagecore.merge_attention_parts(new, new[..., 0], [0, 1]),
         "copy_blocks": lambda new: pagecore.copy_blocks(new, [(1, 1)]),
     }
     for call in calls.values():
-        with pytest.raises(UnsupportedOption, match=r"(query|key|out_a|caches): .* traced .* pagecore\.interop\.jax"):
+        with pytest.raises(
+            UnsupportedOption, match=r"(query|key|out_a|outs|caches): .* traced .* pagecore\.interop\.jax"
+        ):
             jax.jit(call)(jax.numpy.zeros((2, 2, 8), np.float32))
     with pytest.raises(UnsupportedOption, match=r"position is traced by JAX .*static_argnames"):
         jax.jit(lambda at: static.update(0, cache[:1, :2, :1], cache[:1, :2, :1], at))(3)

@@ -133,6 +133,26 @@ def test_heads_may_be_split_over_other_ranks(sockets, theirs, mine, layout):
         sender.check_invariants()
 
 
+@pytest.mark.parametrize(("theirs", "mine"), [(1, 2), (2, 1), (2, 4)])
+def test_factors_that_all_heads_of_a_rank_share_are_those_of_the_whole_layer(sockets, theirs, mine):
+    exporter, importer = sockets
+    specs = [AttentionSpec(4, 8, format="float8_e4m3fn", key_scale=[0.5, 0.5, 2.0, 2.0], value_scale=[0.25] * 4)]
+    tokens, manifests = list(range(20)), []
+    whole = make(specs)
+    fill(whole, 5)
+    original = content(whole, computed(whole, tokens))
+    for rank in range(theirs):
+        sender = make(specs, parallel=TensorParallel(rank, theirs))
+        sequence = computed(sender, tokens)
+        write_heads(sender, sequence, original, TensorParallel(rank, theirs).heads(4))
+        manifests.append(export_sequence(sender, sequence, transport=exporter, readers=mine))
+    for rank in range(mine):
+        receiver = make(specs, parallel=TensorParallel(rank, mine))
+        arrived = import_sequence(receiver, manifests, transport=importer)
+        heads = TensorParallel(rank, mine).heads(4)
+        assert_same(original, content(receiver, arrived), slice(heads.start, heads.stop))
+
+
 @pytest.mark.parametrize("ranks", [((1, 4), (0, 1)), ((0, 1), (1, 4)), ((2, 4), (0, 2), (0, 1))])
 def test_exporters_may_be_split_over_other_ranks_among_themselves(sockets, ranks):
     exporter, importer = sockets
