@@ -413,7 +413,9 @@ PC_TEST(more_rows_of_many_parts_than_a_launch_counts_are_merged_in_turns) {
     }
     check_turns(merge_many_launches(args), tokens, [&](const MergeManyLaunch& launch, int64_t token) {
       const PcMergeManyParams& params = launch.params;
-      const auto at = [](int64_t base, int64_t offset) { return static_cast<pc_address>((int64_t{1} << base) + offset); };
+      const auto at = [](int64_t base, int64_t offset) {
+        return static_cast<pc_address>((int64_t{1} << base) + offset);
+      };
       PC_CHECK(params.parts.data == at(40, token * args.token_stride), "parts");
       PC_CHECK(params.lses.data == at(41, token * args.lse_token_stride), "lse of the parts");
       PC_CHECK(params.cu_parts.data == (is_ragged ? at(42, token * 16) : 0), "cu_parts");
