@@ -2,6 +2,7 @@
 
 Sources: `kv_cache_scheme` of compressed-tensors and ModelOpt, `kv_cache_quant_algo` of ModelOpt,
 `kv_cache_quant_config` and `kv_cache_group` of Quark, `kv_cache_scheme` of AutoFP8, a word, and `kv_cache_dtype`.
+`layer_formats` has those of single layers.
 """
 
 from __future__ import annotations
@@ -9,20 +10,40 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 from pagecore.arrays import DType, as_dtype
 from pagecore.arrays.dtypes.formats import FORMATS, FOUR_OVER_SIX, as_format
 from pagecore.errors import UnsupportedDtype, UnsupportedOption
 from pagecore.models.config_files.fields import Fields, shown
-from pagecore.models.config_files.quantization import parts_of, quantization_of
+from pagecore.models.config_files.quantization import is_unquantised, layers_of_cache, parts_of, quantization_of
 from pagecore.storage import AttentionSpec, LatentSpec
 from pagecore.storage.specs.sealing import format_of_layer
 from pagecore.storage.specs.spec import CACHE_DTYPES
 
-__all__ = ["requested_format", "stored_dtype", "with_value_format"]
+__all__ = [
+    "Formats",
+    "formats_of_algorithm",
+    "requested_format",
+    "stored_dtype",
+    "uniform_formats",
+    "with_value_format",
+]
 
-_ALGORITHMS: Mapping[str, str] = {"FP8": "float8_e4m3fn", "NVFP4": "nvfp4"}
+
+class Formats(NamedTuple):
+    """Formats of keys and of values; None for the model's dtype, and for values of the format of keys."""
+
+    key: str | None
+    value: str | None = None
+
+
+_FP8_K_NVFP4_V = Formats("float8_e4m3fn", "nvfp4")
+_ALGORITHMS: Mapping[str, Formats] = {
+    "FP8": Formats("float8_e4m3fn"),
+    "NVFP4": Formats("nvfp4"),
+    "FP8_K_NVFP4_V": _FP8_K_NVFP4_V,
+}
 # (type, bits) of a scheme: the format for a scale of the layer or of each head, for one of each token, and for one of
 # each group of numbers. None: not stored by any format.
 _SCHEMES: Mapping[tuple[str, int], tuple[str | None, str | None, str | None]] = {
@@ -34,14 +55,15 @@ _SCHEMES: Mapping[tuple[str, int], tuple[str | None, str | None, str | None]] = 
 # Schemes of AutoFP8 and AngelSlim: a scale of the layer, in the checkpoint.
 _WORDS: Mapping[str, str] = {"static": "float8_e4m3fn"}
 # Names of vLLM and SGLang for a format (docs/vllm_sglang.md), and for the dtype of the model.
-_DTYPES: Mapping[str, str] = {
-    **{name: name for name in (*FORMATS, FOUR_OVER_SIX)},
-    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e4m3fn"), "float8_e4m3fn"),
-    "fp8_e5m2": "float8_e5m2",
-    "fp8_per_token_head": "float8_token",
-    "int8_per_token_head": "int8_token",
-    "int4_per_token_head": "int4_token",
-    "fp4_mx_block16": "fp4_block16",
+_DTYPES: Mapping[str, Formats] = {
+    **{name: Formats(name) for name in (*FORMATS, FOUR_OVER_SIX)},
+    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e4m3fn"), Formats("float8_e4m3fn")),
+    "fp8_e5m2": Formats("float8_e5m2"),
+    "fp8_per_token_head": Formats("float8_token"),
+    "int8_per_token_head": Formats("int8_token"),
+    "int4_per_token_head": Formats("int4_token"),
+    "fp4_mx_block16": Formats("fp4_block16"),
+    "fp8_k_nvfp4_v": _FP8_K_NVFP4_V,
 }
 _OF_THE_MODEL = ("auto", *CACHE_DTYPES)
 # Dtypes of the outputs of a projection of keys, in a config of Quark.
@@ -81,6 +103,8 @@ def stored_dtype(whole: Fields, text: Fields, dtype: object) -> DType:
 def requested_format(whole: Fields, text: Fields, format: Any) -> str | None:
     """Return the name of the format that keys and values are stored in; None for the model's dtype.
 
+    Values may have another format, and layers formats of their own: see `layer_formats`.
+
     Parameters
     ----------
     whole, text : Fields
@@ -102,7 +126,16 @@ def requested_format(whole: Fields, text: Fields, format: Any) -> str | None:
     if text.given("use_cache_quantization"):  # the first Qwen: integers of 8 bits with a zero point
         return _refuse(text, "use_cache_quantization")
     fields = quantization_of(whole, text)
-    return None if fields is None else _of_config(fields)
+    if fields is None or layers_of_cache(fields) is not None:
+        return None
+    return uniform_formats(fields).key
+
+
+def formats_of_algorithm(algorithm: object) -> Formats | None:
+    """Return the formats of an algorithm of ModelOpt; None for one that no format stores."""
+    if is_unquantised(algorithm):
+        return Formats(None)
+    return _ALGORITHMS.get(algorithm.upper()) if isinstance(algorithm, str) else None
 
 
 def with_value_format(specs: Iterable[Any], value_format: str | None, who: str) -> list[Any]:
@@ -142,21 +175,27 @@ def with_value_format(specs: Iterable[Any], value_format: str | None, who: str) 
     return [attending[spec] if isinstance(spec, AttentionSpec) else spec for spec in given]
 
 
-def _of_config(fields: Fields) -> str | None:
+def uniform_formats(fields: Fields) -> Formats:
+    """Return the formats of all layers that a description asks for.
+
+    Raises
+    ------
+    UnsupportedOption
+        A scheme that no format stores.
+    """
     if fields.given("quant_method") == "quark":
-        return _of_quark(fields)
+        return Formats(_of_quark(fields))
     for part in parts_of(fields):
         algorithm, scheme = part.given("kv_cache_quant_algo"), part.given("kv_cache_scheme")
         dtype = part.given("kv_cache_dtype")
         if algorithm is not None:
-            found = _ALGORITHMS.get(algorithm.upper()) if isinstance(algorithm, str) else None
-            return found or _refuse(part, "kv_cache_quant_algo")
+            return formats_of_algorithm(algorithm) or _refuse(part, "kv_cache_quant_algo")
         if scheme is not None:
             found = _of_scheme(scheme) if isinstance(scheme, Mapping) else _WORDS.get(str(scheme))
-            return found or _refuse(part, "kv_cache_scheme")
+            return Formats(found) if found else _refuse(part, "kv_cache_scheme")
         if dtype is not None and dtype not in _OF_THE_MODEL:
             return _DTYPES.get(str(dtype)) or _refuse(part, "kv_cache_dtype")
-    return None
+    return Formats(None)
 
 
 def _of_quark(fields: Fields) -> str | None:
@@ -169,7 +208,11 @@ def _of_quark(fields: Fields) -> str | None:
     wanted = _of_patterns(layers, named) if named and isinstance(named, list | tuple) else layers
     outputs = [each.get("output_tensors") if isinstance(each, Mapping) else None for each in wanted.values()]
     found = {_QUARK.get(str(each.get("dtype"))) if isinstance(each, Mapping) else None for each in outputs}
-    is_static = all(isinstance(each, Mapping) and not each.get("is_dynamic") for each in outputs)
+    # A scale for each channel, as qscheme may ask for, has no place in a cache.
+    is_static = all(
+        isinstance(each, Mapping) and not each.get("is_dynamic") and each.get("qscheme") in (None, "per_tensor")
+        for each in outputs
+    )
     (name,) = found if len(found) == 1 else (None,)
     return name if name and is_static else _refuse(fields, "layer_quant_config" if named else "kv_cache_quant_config")
 
@@ -204,7 +247,7 @@ def _bits(scheme: Mapping[str, Any]) -> int:
     return bits if isinstance(bits, int) else 0
 
 
-def _refuse(fields: Fields, name: str) -> str:
+def _refuse(fields: Fields, name: str) -> NoReturn:
     raise UnsupportedOption(
         f"{fields.source}: {fields.name(name)} is {shown(fields.given(name))}, which no format stores; pass format= "
         f"one of {', '.join(FORMATS)}, or None for the model's dtype"

@@ -1,8 +1,8 @@
 """Scales of stored keys and values, which a checkpoint keeps with its weights.
 
 Names of the tensors: compressed-tensors (``self_attn.k_scale``), ModelOpt (``self_attn.k_proj.k_scale``), Quark
-(``self_attn.k_proj.output_scale``), and one ``kv_scale`` of both. Files of scaling factors: ``quantization_param_path``
-of vLLM and SGLang.
+(``self_attn.k_proj.output_scale``), and one ``kv_scale`` of both; T5 has ``SelfAttention.k`` for ``k_proj``. Files of
+scaling factors: ``quantization_param_path`` of vLLM and SGLang.
 """
 
 from __future__ import annotations
@@ -41,6 +41,14 @@ class KVScales(NamedTuple):
     value: Scale | None
 
 
+class LayerName(NamedTuple):
+    """Parsed name of a tensor or module: the model, the number of the layer, and the rest."""
+
+    model: str
+    layer: int
+    module: str
+
+
 class ScaleName(NamedTuple):
     """Parsed name of a tensor with scales: the model and the layer, and whether it is for keys, values or both."""
 
@@ -52,19 +60,19 @@ class ScaleName(NamedTuple):
 Scales = str | os.PathLike[str] | Mapping[int, tuple[Any, Any]]
 
 # Numbers of layers have up to 9 digits, which is more than any model has.
-_LAYER = re.compile(r"(?:^|(?P<model>.*)\.)(?:layers|h|blocks)\.(?P<layer>[0-9]{1,9})\.(?P<module>.*)")
+_LAYER = re.compile(r"(?:^|(?P<model>.*)\.)(?:layers|h|blocks|block)\.(?P<layer>[0-9]{1,9})\.(?P<module>.*)")
 _KINDS: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (
     (re.compile(r"(.*\.)?k_scale"), ("key",)),
     (re.compile(r"(.*\.)?v_scale"), ("value",)),
     (re.compile(r"(.*\.)?kv_scale"), ("key", "value")),
-    (re.compile(r"(.*\.)?k_proj\.output_scale"), ("key",)),
-    (re.compile(r"(.*\.)?v_proj\.output_scale"), ("value",)),
+    (re.compile(r"(.*\.)?(k_proj|SelfAttention\.k)\.output_scale"), ("key",)),
+    (re.compile(r"(.*\.)?(v_proj|SelfAttention\.v)\.output_scale"), ("value",)),
 )
 # Parts of a model whose layers have numbers of their own, from 0 on: layers that predict several tokens, encoders.
 _OTHER_PARTS = re.compile(r"(.*[._])?(mtp|vision|visual|vit|vpm|image|audio|apm|speech|encoder)([._].*)?")
 _TEXT_ENCODER = "transformer.encoder"  # the text model of ChatGLM
-# Cross attention of BART and Whisper, in the layer of the self-attention.
-_CROSS_ATTENTION = "encoder_attn."
+# Cross attention of BART and Whisper, in the layer of the self-attention, and of T5, in a part of the layer.
+_CROSS_ATTENTION = re.compile(r"encoder_attn\..*|layer\.[0-9]+\.EncDecAttention\..*")
 _SPECS = "use dataclasses.replace(spec, key_scale=, value_scale=)"
 _REMEDY = "pass kv_scales as a dict of (key, value) by layer"
 
@@ -242,11 +250,21 @@ def _of_number(where: str, given: Any) -> float:
 
 def parse_scale_name(name: str) -> ScaleName | None:
     """Return the parsed name of a tensor with scales; None for other tensors, and those of other parts of a model."""
+    found = parse_layer_name(name)
+    if found is None or _CROSS_ATTENTION.fullmatch(found.module) is not None or is_other_part(name):
+        return None
+    kinds = next((kinds for pattern, kinds in _KINDS if pattern.fullmatch(found.module)), None)
+    return None if kinds is None else ScaleName(found.model, found.layer, kinds)
+
+
+def parse_layer_name(name: str) -> LayerName | None:
+    """Return the parsed name of a tensor or module of a layer; None for others."""
     found = _LAYER.fullmatch(name)
-    if found is None or found["module"].startswith(_CROSS_ATTENTION):
-        return None
-    model = found["model"] or ""
-    if model != _TEXT_ENCODER and _OTHER_PARTS.fullmatch(model) is not None:
-        return None
-    kinds = next((kinds for pattern, kinds in _KINDS if pattern.fullmatch(found["module"])), None)
-    return None if kinds is None else ScaleName(model, int(found["layer"]), kinds)
+    return None if found is None else LayerName(found["model"] or "", int(found["layer"]), found["module"])
+
+
+def is_other_part(name: str) -> bool:
+    """Return True for a name in a tower, an encoder, or layers that predict several tokens."""
+    found = parse_layer_name(name)
+    model = name if found is None else found.model
+    return model != _TEXT_ENCODER and _OTHER_PARTS.fullmatch(model) is not None

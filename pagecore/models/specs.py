@@ -10,10 +10,11 @@ from typing import Any, SupportsIndex
 from pagecore.models.cache_format import requested_format, stored_dtype, with_value_format
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.config_files.open_config import open_config
-from pagecore.models.encoders.specs import has_encoder, read_encoder_decoder
+from pagecore.models.encoders.specs import decoder_fields, has_encoder, read_encoder_decoder
 from pagecore.models.families.attention_specs import Sinks, SpecOptions, attention_specs
 from pagecore.models.families.registry import FAMILIES
 from pagecore.models.kv_scales import Scales, with_scales
+from pagecore.models.layer_formats import with_asked_formats
 from pagecore.models.layer_types import FULL, attends, keeps_state
 from pagecore.models.layers.draft_windows import with_draft_windows
 from pagecore.models.layers.rows import LayerRows, RowOptions
@@ -61,8 +62,9 @@ def specs_from_config(
     format : str or None
         Format of stored keys and values, as for `AttentionSpec`, or of latents, as for `LatentSpec.with_format`; None
         stores them in `dtype`. "auto" uses the one that the config's `quantization_config` asks for (`kv_cache_scheme`
-        of compressed-tensors, ModelOpt and AutoFP8, `kv_cache_dtype`, `kv_cache_quant_algo` of ModelOpt, which may be
-        in the hf_quant_config.json next to a config.json), else none.
+        of compressed-tensors, ModelOpt and AutoFP8, `kv_cache_dtype`, `kv_cache_quant_algo` and
+        `kv_cache_quantized_layers` of ModelOpt, which may be in the hf_quant_config.json next to a config.json), else
+        none. It may ask for another format of values, or of single layers.
     value_format : str, optional
         Format of stored values, if it is another than that of keys, as for `AttentionSpec`. Layers with latents have
         none.
@@ -128,10 +130,14 @@ def read_model_config(
     """
     whole = open_config(config)
     given_type = whole.given("model_type")
-    if isinstance(given_type, str) and has_encoder(given_type):
-        model = read_encoder_decoder(whole, given_type, dtype, sinks, format)
+    encoded_type = given_type if isinstance(given_type, str) and has_encoder(given_type) else None
+    if encoded_type is not None:
+        model = read_encoder_decoder(whole, encoded_type, dtype, sinks, format)
     else:
         model = _read_decoder(whole, dtype, sinks, format, block_size)
+    if isinstance(format, str) and format == "auto":
+        text = text_model(whole)[1] if encoded_type is None else decoder_fields(whole, encoded_type)
+        model = with_asked_formats(model, whole, text)
     model = replace(model, layers=tuple(with_value_format(model.layers, value_format, whole.source)))
     return with_scales(model, kv_scales, whole.source)
 

@@ -32,6 +32,12 @@ WEIGHTS = {"model.embed_tokens.weight": np.ones((4, 4), np.float32), "model.laye
         ("model.language_model.layers.0.self_attn.k_scale", "model.language_model.layers.0.self_attn.v_scale"),
         ("transformer.h.0.attn.k_scale", "transformer.h.0.attn.v_scale"),
         ("layers.0.attention.k_scale", "layers.0.attention.v_scale"),
+        ("decoder.block.0.layer.0.SelfAttention.k_scale", "decoder.block.0.layer.0.SelfAttention.v_scale"),
+        ("decoder.block.0.layer.0.SelfAttention.k.k_scale", "decoder.block.0.layer.0.SelfAttention.v.v_scale"),
+        (
+            "decoder.block.0.layer.0.SelfAttention.k.output_scale",
+            "decoder.block.0.layer.0.SelfAttention.v.output_scale",
+        ),
     ],
 )
 def test_names_of_scales(key, value, tmp_path):
@@ -69,6 +75,10 @@ def test_scales_of_heads_in_every_dtype(dtype, tmp_path):
         "audio_tower.layers.0.self_attn.k_scale",
         "model.encoder.layers.0.self_attn.k_scale",
         "model.layers.0.encoder_attn.k_scale",
+        "encoder.block.0.layer.0.SelfAttention.k_scale",
+        "encoder.block.0.layer.0.SelfAttention.k.output_scale",
+        "decoder.block.0.layer.1.EncDecAttention.k_scale",
+        "decoder.block.0.layer.1.EncDecAttention.k.output_scale",
     ],
 )
 def test_other_parts_of_a_model_are_not_read(other, tmp_path):

@@ -12,13 +12,23 @@ from pagecore.models.config_files.fields import Fields
 from pagecore.models.config_files.json_files import read_json_object
 from pagecore.models.config_files.open_config import FILE_BYTES_MAX
 
-__all__ = ["has_unquantised_weights", "parts_of", "quantization_of"]
+__all__ = [
+    "MIXED_PRECISION",
+    "has_unquantised_weights",
+    "is_unquantised",
+    "layers_of_cache",
+    "parts_of",
+    "quantization_of",
+]
 
 # Fields of a config in order of precedence: of transformers, of early files of compressed-tensors, and of TensorRT-LLM
 # and MLX.
 _NAMES = ("quantization_config", "compression_config", "quantization")
 _FILE = "hf_quant_config.json"
 _NESTED = "quantization"
+# Layers with algorithms of their own, and the words for none.
+MIXED_PRECISION = "MIXED_PRECISION"
+_NO_ALGORITHM = ("NO_QUANT", "NONE")
 
 
 def quantization_of(whole: Fields, text: Fields) -> Fields | None:
@@ -55,11 +65,28 @@ def parts_of(fields: Fields) -> list[Fields]:
     return [fields, Fields(inner, fields.source, fields.name(_NESTED))] if isinstance(inner, Mapping) else [fields]
 
 
-def has_unquantised_weights(fields: Fields) -> bool:
-    """Return True if ModelOpt or TensorRT-LLM left the weights as they were: `quant_algo` is null.
+def layers_of_cache(fields: Fields) -> Fields | None:
+    """Return the part of a description that has formats of keys and values by layer; None if there is none."""
+    return next((part for part in parts_of(fields) if part.given("kv_cache_quantized_layers") is not None), None)
 
-    Keys and values may have a format nevertheless.
+
+def is_unquantised(algorithm: object) -> bool:
+    """Return True for an algorithm of ModelOpt or TensorRT-LLM that changes nothing: null, or the word for it."""
+    return algorithm is None or (isinstance(algorithm, str) and algorithm.upper() in _NO_ALGORITHM)
+
+
+def has_unquantised_weights(fields: Fields) -> bool:
+    """Return True if ModelOpt or TensorRT-LLM left the weights as they were.
+
+    `quant_algo` is null or "NO_QUANT", or so are those of all `quantized_layers` of "MIXED_PRECISION". A description of
+    ModelOpt that has only keys and values has no `quant_algo`. Keys and values may have a format nevertheless.
     """
     part = parts_of(fields)[-1]
-    is_theirs = fields.given("quant_method") in (None, "modelopt")
-    return is_theirs and "quant_algo" in part and part.given("quant_algo") is None
+    if fields.given("quant_method") not in (None, "modelopt"):
+        return False
+    if "quant_algo" not in part:
+        return part.given("kv_cache_quantized_layers") is not None and part.given("config_groups") is None
+    algorithm, layers = part.given("quant_algo"), part.given("quantized_layers")
+    if isinstance(algorithm, str) and algorithm.upper() == MIXED_PRECISION and isinstance(layers, Mapping):
+        return all(isinstance(each, Mapping) and is_unquantised(each.get("quant_algo")) for each in layers.values())
+    return is_unquantised(algorithm)

@@ -13,7 +13,7 @@ from pagecore.models.encoders.mllama import MLLAMA, mllama_specs
 from pagecore.models.families.attention_specs import Sinks, SpecOptions
 from pagecore.models.model_config import ModelConfig, ModelSpec
 
-__all__ = ["ENCODER_TYPES", "has_encoder", "read_encoder_decoder"]
+__all__ = ["ENCODER_TYPES", "decoder_fields", "has_encoder", "read_encoder_decoder"]
 
 ENCODER_TYPES = frozenset({*ENCODER_DECODERS, *CROSS_DECODERS, *COMPOSED, *MLLAMA})
 
@@ -32,7 +32,7 @@ def read_encoder_decoder(
     """
     if sinks is not None:
         raise UnsupportedOption(f"sinks are given, but {model_type} has no sinks; leave sinks out")
-    decoder = _decoder(whole, model_type)
+    decoder = decoder_fields(whole, model_type)
     asked = SpecOptions(stored_dtype(whole, decoder, dtype), requested_format(whole, decoder, format), None)
     layers: tuple[ModelSpec, ...]
     if model_type in MLLAMA:
@@ -47,7 +47,7 @@ def read_encoder_decoder(
     return ModelConfig(model_type, layers, longest, tuple((n, num_layers + n) for n in range(num_layers)))
 
 
-def _decoder(whole: Fields, model_type: str) -> Fields:
+def decoder_fields(whole: Fields, model_type: str) -> Fields:
     """Return the fields of the decoder of a model with an encoder; those of the model if they are not nested."""
     path = (
         CROSS_DECODERS[model_type].path if model_type in CROSS_DECODERS else {**COMPOSED, **MLLAMA}.get(model_type, "")

@@ -205,6 +205,23 @@ _DOWN = "re:.*down_proj$"
             (4, (1, 16), 8, 64),
             None,
         ),
+        (
+            {
+                "quant_method": "modelopt",
+                "quant_algo": "MIXED_PRECISION",
+                "quantized_layers": {
+                    "model.layers.0.mlp.down_proj": {"quant_algo": None},
+                    "model.layers.0.mlp": {"quant_algo": "FP8"},
+                    "model.layers.1.mlp.gate_proj": {"quant_algo": "FP8"},
+                    "model.layers.1.mlp.up_proj": {"quant_algo": "FP8"},
+                    "model.layers.1.mlp.down_proj": {"quant_algo": "NO_QUANT"},
+                    "model.layers.0.self_attn": {"quant_algo": "no_quant"},
+                },
+            },
+            None,
+            (8, (0, 0), 32, 32),
+            None,
+        ),
     ],
 )
 def test_modules_with_formats_of_their_own(quantised, attention, ups, downs):
@@ -215,6 +232,22 @@ def test_modules_with_formats_of_their_own(quantised, attention, ups, downs):
     for sides, layout in ((ATTENTION, attention), (MLP[:2], ups), (MLP[2:], downs)):
         expected += 2 * (by_hand(sides, *layout) if layout else 2 * sum(a * b for a, b in sides))
     assert weight_format(config).nbytes(parameters) == expected
+
+
+@pytest.mark.parametrize(
+    "quantised",
+    [
+        {"quant_algo": "NO_QUANT"},
+        {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": {}},
+        {
+            "quant_algo": "MIXED_PRECISION",
+            "quantized_layers": {"a": {"quant_algo": None}, "b": {"quant_algo": "NO_QUANT"}},
+        },
+        {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8", "kv_cache_quantized_layers": {}},
+    ],
+)
+def test_weights_that_modelopt_leaves_as_they_are(quantised):
+    assert weight_format(SMALL | {"quantization_config": quantised}) == weight_format(SMALL)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pagecore.models.config_files.fields import Fields
-from pagecore.models.config_files.quantization import parts_of
+from pagecore.models.config_files.quantization import MIXED_PRECISION, is_unquantised, parts_of
 from pagecore.models.parameters.weights.formats import WEIGHT_FORMATS, WeightFormat, float8, grouped
 from pagecore.models.parameters.weights.reading import group_size, refuse
 
@@ -33,18 +33,25 @@ _FURTHER_EXPERTS = re.compile(r"\bexperts\.[1-9]")
 def read_modelopt(fields: Fields) -> WeightFormat:
     """Return the format of an algorithm, or of the modules in `quantized_layers`."""
     part = parts_of(fields)[-1]
-    if str(part.given("quant_algo")).upper() != "MIXED_PRECISION":
+    if str(part.given("quant_algo")).upper() != MIXED_PRECISION:
         return _of_algorithm(part)
     layers = part.given("quantized_layers")
     if not isinstance(layers, Mapping) or not layers:
         return refuse(part, "quantized_layers")
-    modules = {}
+    modules, unquantised = {}, []
     for name, layer in layers.items():
         if not isinstance(layer, Mapping):
             return refuse(part, "quantized_layers")
-        if not _FURTHER_EXPERTS.search(name):  # all experts of a layer are counted as the first one
+        if is_unquantised(layer.get("quant_algo")):
+            unquantised.append(name)
+        elif not _FURTHER_EXPERTS.search(name):  # all experts of a layer are counted as the first one
             modules[name] = _of_algorithm(Fields(layer, part.source, part.name(f"quantized_layers.{name}")))
-    return replace(next(iter(modules.values())), modules=tuple(modules.items()), is_modules_only=True)
+    return replace(
+        next(iter(modules.values())),
+        modules=tuple(modules.items()),
+        unquantised=tuple(unquantised),
+        is_modules_only=True,
+    )
 
 
 def _of_algorithm(part: Fields) -> WeightFormat:

@@ -78,7 +78,7 @@ def _dtype_bits(whole: Fields, text: Fields) -> int:
 
 def _quantised(fields: Fields) -> WeightFormat:
     found = _method(fields)
-    return replace(found, unquantised=unquantised_modules(fields), is_read=True)
+    return replace(found, unquantised=(*found.unquantised, *unquantised_modules(fields)), is_read=True)
 
 
 def _method(fields: Fields) -> WeightFormat:
