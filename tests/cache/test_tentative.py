@@ -48,6 +48,11 @@ def test_a_tentative_sequence_counts_from_its_first_step_on():
     cache.fork(sequence)
     assert figures(cache) == after
     cache.check_invariants()
+    waiting = cache.add_sequence(range(40, 44), tentative=True)
+    cache.check_invariants()
+    cache.reorder([waiting], [sequence])
+    cache.check_invariants()
+    assert figures(cache) == after
     with pytest.raises(UnsupportedOption, match="tentative is 1"):
         cache.add_sequence(range(4), tentative=1)
 

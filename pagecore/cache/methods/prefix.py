@@ -25,6 +25,11 @@ DEVICE_MEDIUM = "GPU"
 class PrefixMethods(PartsOwner):
     """`PagedKVCache.clear_prefix_cache`, and the methods that evict, revoke and pin cached prefixes."""
 
+    @property
+    def has_tiers(self) -> bool:
+        """True while `Tiers` serve the cache."""
+        return self._parts.prefix is not None and self._parts.state.observer is not None
+
     def hit_tokens(self, sequence: Sequence) -> dict[str, int]:
         """Return the reused tokens of a sequence by the medium that had them when it was added.
 
@@ -61,8 +66,7 @@ class PrefixMethods(PartsOwner):
             observer = self._parts.state.observer
             if observer is None or self._parts.prefix is None:
                 return {DEVICE_MEDIUM: sequence.num_cached_tokens}
-            found: dict[str, int] = observer.hit_tokens(sequence)
-            return found
+            return observer.hit_tokens(sequence)
 
     def clear_prefix_cache(self) -> int:
         """Evict every cached block that no sequence uses and nothing pins; return the number of freed blocks."""

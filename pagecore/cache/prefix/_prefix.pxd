@@ -56,6 +56,7 @@ cdef class PrefixCache:
     cdef object clock               # None where the policy does not use time
     cdef readonly double now        # time of the current call; minus infinity without a clock
     cdef int32_t num_truncated      # holds with `truncated_inside_block`
+    cdef int32_t num_tentative      # holds that are not counted yet
     cdef int32_t num_duplicated     # holds with `has_duplicates`
     cdef readonly int64_t num_evicted_blocks
     cdef readonly int64_t num_evicted_states
@@ -77,6 +78,7 @@ cdef class PrefixCache:
     # Commit: these cannot fail.
     cdef void attach(self, Sequence sequence, int32_t row, NativeMatch& found, bint is_tentative) noexcept
     cdef void count_first(self, Sequence sequence) noexcept
+    cdef void end_tentative(self, PrefixHold hold) noexcept
     cdef void count(self, PrefixHold hold, int32_t row) noexcept
     cdef int32_t num_begun(self, PrefixHold hold, int32_t component) noexcept
     cdef void inherit(

@@ -199,15 +199,20 @@ cdef class PrefixCache:
         sequence.hold.hit_blocks = <int32_t>found.blocks
         sequence.hold.shared_blocks = <int32_t>(found.full_blocks if self.shares_ahead else found.shared_blocks)
         sequence.hold.is_tentative = is_tentative
+        self.num_tentative += is_tentative
         if not is_tentative:
             self.count(sequence.hold, row)
 
     cdef void count_first(self, Sequence sequence) noexcept:
         """Count the prefix of a sequence that was added tentatively, in its first step."""
         if sequence.hold.is_tentative:
-            sequence.hold.is_tentative = False
+            self.end_tentative(sequence.hold)
             self.tree.native.count_hit(sequence.hold.receipt.native, sequence.hold.hit_blocks)
             self.count(sequence.hold, sequence.row)
+
+    cdef void end_tentative(self, PrefixHold hold) noexcept:
+        self.num_tentative -= hold.is_tentative
+        hold.is_tentative = False
 
     cdef void count(self, PrefixHold hold, int32_t row) noexcept:
         """Count the prefix with which a row began as a hit or a miss."""
@@ -240,6 +245,7 @@ cdef class PrefixCache:
         """
         cdef PrefixHold old = child.hold
         if old is not None:
+            self.end_tentative(old)
             self.num_truncated -= old.truncated_inside_block
             old.truncated_inside_block = old.truncated_ahead = False
             self.note_duplicates(old, False)
@@ -317,6 +323,7 @@ cdef class PrefixCache:
     cdef void release(self, Sequence sequence, const RetentionHint& hint) noexcept:
         """Release the receipt of a sequence that was removed."""
         self.release_ahead(sequence.hold)
+        self.end_tentative(sequence.hold)
         sequence.hold.receipt.drop(hint)
         self.num_truncated -= sequence.hold.truncated_inside_block
         sequence.hold.truncated_inside_block = False

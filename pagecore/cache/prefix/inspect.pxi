@@ -74,7 +74,7 @@ def check_prefixes(PrefixCache prefix not None, sequences):
         holders[0] = 0
         if not np.array_equal(holders, pool.ref_counts()):
             raise PagecoreError(f"group {group}: reference counts do not match the block tables")
-    num_truncated = num_duplicated = num_ahead = 0
+    num_truncated = num_duplicated = num_ahead = num_tentative = 0
     for sequence in sequences:
         published = 0 if sequence.hold.published == INT32_MAX else sequence.hold.published
         held = sequence.hold.receipt.depth()
@@ -87,11 +87,16 @@ def check_prefixes(PrefixCache prefix not None, sequences):
             raise PagecoreError(f"{sequence!r}: receipt covers {held} blocks but {published} were published")
         num_truncated += sequence.hold.truncated_inside_block
         num_duplicated += sequence.hold.has_duplicates
+        num_tentative += sequence.hold.is_tentative
         num_ahead += sequence.hold.has_ahead()
     if (num_truncated, num_duplicated) != (prefix.num_truncated, prefix.num_duplicated):
         raise PagecoreError(
             f"{num_truncated} sequences truncated inside a block and {num_duplicated} with duplicates were found; "
             f"the prefix cache counts {prefix.num_truncated} and {prefix.num_duplicated}"
+        )
+    if num_tentative != prefix.num_tentative:
+        raise PagecoreError(
+            f"{num_tentative} sequences are not counted yet; the prefix cache has {prefix.num_tentative} of them"
         )
     if prefix.tree.num_receipts != len(sequences) + num_ahead + len(prefix.transfers):
         raise PagecoreError(

@@ -85,7 +85,7 @@ cdef class StepPlan:
         cdef int32_t i
         for i in range(self.num_sequences):
             self.rows[i] = (<Sequence>self.sequences[i]).row
-            if self.state.states is not None and self.state.prefix is not None:
+            if self.counts[i] > 1 and self.state.states is not None and self.state.prefix is not None:
                 self.state.states.set_end_raw(self.rows[i], self.state.prefix.last_match(<Sequence>self.sequences[i]))
         self.first_blocks.clear()
         if self.is_arrival:

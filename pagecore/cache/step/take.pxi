@@ -108,7 +108,7 @@ cdef bint take_blocks(StepRecord step, list writers) except -1:
 cdef void count_hits(StepRecord step) noexcept:
     """Count the prefixes of tentative sequences whose first step this is, before it evicts others."""
     cdef int32_t i
-    if step.state.prefix is None:
+    if step.state.prefix is None or step.state.prefix.num_tentative == 0:
         return
     for i in range(step.plan.num_sequences):
         if step.plan.counts[i] > 0:

@@ -102,9 +102,11 @@ class Roster(AdmittedRuns):
         prompt_steps = self.num_prompt_steps + bool(prompts)
 
         def record() -> None:
+            has_tiers = getattr(self.cache, "has_tiers", False)
             for run in prompts:
                 if run.held is not None and not run.hit_tokens:
-                    run.hit_tokens = self._hit_tokens_of(run.held)
+                    found = run.held.num_cached_tokens
+                    run.hit_tokens = self.cache.hit_tokens(run.held) if has_tiers else {DEVICE_MEDIUM: found}
                 run.prefilling = run.held is not None and run.held.num_computed_tokens < len(run.tokens)
             for parent, runs in samples.items():
                 for run in runs[1:]:
@@ -195,11 +197,6 @@ class Roster(AdmittedRuns):
             if held is not None and not run.prefilling and held.num_computed_tokens + 1 < held.num_tokens:
                 run.tokens = np.asarray(held.tokens)
                 run.prefilling = True
-
-    def _hit_tokens_of(self, held: Sequence) -> dict[str, int]:
-        """Return the reused tokens of a sequence by medium; all are of the device in a cache without media."""
-        by_medium = getattr(self.cache, "hit_tokens", None)
-        return {DEVICE_MEDIUM: held.num_cached_tokens} if by_medium is None else by_medium(held)
 
     def _fork(self, parent: Run, run: Run) -> None:
         held = self.found(run)
