@@ -83,7 +83,7 @@ def test_attempts_leave_the_cache_as_without_them(policy, kind):
         for _ in range(2)
     ]
     prompts = [[head] * choice.randint(4, 20) + [9 + head] * choice.randint(1, 12) for head in range(7)]
-    for _ in range(150):
+    for _ in range(70):
         prompt = choice.choice(prompts)
         prompt = prompt[: choice.randint(4, len(prompt))]
         for cache, attempts in zip(caches, (0, choice.randint(0, 3)), strict=True):
@@ -94,7 +94,7 @@ def test_attempts_leave_the_cache_as_without_them(policy, kind):
         cache.check_invariants()
         assert figures(caches[0]) == figures(caches[1])
         assert [caches[0].match_length(one) for one in prompts] == [caches[1].match_length(one) for one in prompts]
-    assert figures(caches[0])[5] > 20
+    assert figures(caches[0])[5] > 10
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "lpm"])

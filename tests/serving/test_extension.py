@@ -209,6 +209,7 @@ def test_an_extension_longer_than_what_is_free_preempts_others():
     assert text[-1] == next_token(text[:-1], 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["waiting", "pinned", "prefilling", "decoding", "swapped"])
 def test_an_interrupted_extension_has_happened_or_not(how):
     """An exception at each event of the call; the call is repeated if it has not happened."""
