@@ -196,6 +196,23 @@ def test_a_prefix_that_is_evicted_everywhere_has_its_events(model):
     followed.close()
 
 
+@pytest.mark.parametrize("media", [["GPU"], ["DISK"], ["GPU", "CPU", "DISK"]])
+def test_media_that_are_cleared_have_their_events(tmp_path, media):
+    def store(fingerprint):
+        return [patient(DiskStore(tmp_path, fingerprint=fingerprint, max_bytes=1 << 20))]
+
+    followed = Followed("two plain and a window", stores=store)
+    for start in (0, 100):
+        followed.serve(range(start, start + 17))
+    followed.tiers.drain(20.0)
+    before = {medium for (medium, _), blocks in followed.follow().items() if blocks}
+    assert before == {"GPU", "CPU", "DISK"}
+    followed.tiers.clear(media)
+    followed.tiers.drain(20.0)
+    assert {medium for (medium, _), blocks in followed.follow().items() if blocks} == before - set(media)
+    followed.close()
+
+
 def test_blocks_of_a_store_that_another_process_wrote_are_announced_when_they_are_found():
     data = {}
     writer = Followed(stores=[MemoryStore(data=data)])
