@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,16 +52,16 @@ def run_step(step: Step, limit_s: float, output: Path, environment: Mapping[str,
             code = LATE
         else:
             try:
-                process = subprocess.Popen(
-                    step.command,
-                    cwd=folder,
-                    env=dict(environment),
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    preexec_fn=_accept_interrupts,  # noqa: PLW1509  (this process has one thread)
-                )
+                with _accepting_interrupts():
+                    process = subprocess.Popen(
+                        step.command,
+                        cwd=folder,
+                        env=dict(environment),
+                        stdin=subprocess.DEVNULL,
+                        stdout=file,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                    )
             except OSError as error:
                 file.write(f"{step.command[0]} cannot be started: {error}\n".encode())
                 code = 127
@@ -72,9 +72,22 @@ def run_step(step: Step, limit_s: float, output: Path, environment: Mapping[str,
     return Outcome(code, round(time.monotonic() - begin, 1), last)
 
 
-def _accept_interrupts() -> None:
-    """Let a step be interrupted, even if this process ignores interrupts as a background job of a shell does."""
+@contextlib.contextmanager
+def _accepting_interrupts() -> Iterator[None]:
+    """Let a step that begins now be interrupted, even if this process ignores interrupts as a background job does.
+
+    A child inherits what its parent ignores. A `preexec_fn` would have to fork the interpreter, which is not safe with
+    the threads of a framework.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        yield
+        return
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _wait(process: subprocess.Popen[bytes], limit_s: float) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tarfile
@@ -72,9 +73,17 @@ def test_a_step_without_time_is_not_started(run):
     assert output == "no time left for this step\n"
 
 
-def test_a_step_that_takes_too_long_is_interrupted_and_can_still_print(tmp_path):
-    late = shell_step("trap 'echo 2 failed so far' INT; sleep 600")
-    outcome = run_step(late, late.limit_s, tmp_path / "step.log", os.environ, ROOT)
+@pytest.mark.parametrize("parent", ["accepts interrupts", "ignores them"])
+def test_a_step_that_takes_too_long_is_interrupted_and_can_still_print(tmp_path, parent):
+    late = shell_step("trap 'echo 2 failed so far' INT; sleep 600")  # a shell cannot trap what its parent ignores
+    before = signal.getsignal(signal.SIGINT)
+    own = signal.SIG_IGN if parent == "ignores them" else before
+    signal.signal(signal.SIGINT, own)
+    try:
+        outcome = run_step(late, late.limit_s, tmp_path / "step.log", os.environ, ROOT)
+        assert signal.getsignal(signal.SIGINT) == own
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (outcome.code, outcome.verdict, outcome.last) == (LATE, "took too long", "2 failed so far")
 
 

@@ -1,10 +1,13 @@
 """Look-ups that load nothing, and requests that ask stores of some media alone."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
 from pagecore.errors import UnsupportedOption
 from tests.tiers.manager.request_world import BLOCK, PROMPT, put
+from tests.tiers.manager.test_equal_requests import two_ranks
 
 
 def end(w, request):
@@ -98,6 +101,27 @@ def test_a_look_up_that_is_late_counts_what_is_there(world):
     w.stores[0].finish_all()
     w.side.poll()
     assert found.is_retired
+
+
+@pytest.mark.parametrize(("stops", "in_host"), [((24, 24), (0, 0)), ((24, 12), (4, 8)), ((0, 24), (8, 0))])
+def test_ranks_agree_on_what_a_look_up_found(world, stops, in_host):
+    worlds = [world(agree=agree) for agree in two_ranks()]
+    for w, stop, there in zip(worlds, stops, in_host, strict=True):
+        put(w.stores[0], w.host, PROMPT, stop=stop)
+        w.host.fill(PROMPT, stop=there)
+
+    def look_up(w):
+        found = w.side.request(PROMPT, loads=False)
+        for _ in range(20):
+            w.stores[0].finish_all()
+            if found in w.side.poll():
+                return found
+        raise AssertionError("no agreement")
+
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(look_up, worlds))
+    least = min(max(stop, there) for stop, there in zip(stops, in_host, strict=True))
+    assert [(found.num_found_tokens, found.num_tokens) for found in both] == [(least, min(in_host))] * 2
 
 
 @pytest.mark.parametrize("media", ["DISK", b"DISK", 7, ["TAPE"], [None], ["DISK", 3]])
