@@ -284,3 +284,18 @@ def test_a_cache_without_bytes_moves_to_new_blocks():
     cache.check_invariants()
     assert sequence.num_sealed_tokens == 64
     assert not set(cache._parts.tables.blocks(sequence.row, 0)[:2]) & set(before)
+
+
+def test_parts_need_few_old_blocks_and_copy_sealed_ones_alone():
+    """A block of the tail is sealed here, after the blocks before it: it has no codes yet."""
+    ids = [np.arange(first, first + 4, dtype=np.int32) for first in (10, 20, 30)]
+    keep = np.array([0, 1, 2, 3, 8, 9, 10, 11, 12, 14, 15], np.int32)
+    for num_sealed, copied in ((16, [[10, 30], [12, 31]]), (8, [[10, 30]]), (0, [])):
+        kept = repack.KeptTokens(keep, ids[0], ids[1], num_sealed, 0, ids[2][:2], ids[2][2:3])
+        moves, chunks = repack.plan_chunks(kept, 4, most=1)
+        assert moves.tolist() == copied
+        assert [len(chunk.to_tail) // 4 for chunk in chunks] == [2] * (3 - len(copied))
+        assert [chunk.copied.tolist() for chunk in chunks[len(chunks) - 1 :]] == (
+            [[]] if num_sealed == 16 else [[[23, 1]]]
+        )
+        assert len(repack.plan_chunks(kept, 4)[1]) == 1
