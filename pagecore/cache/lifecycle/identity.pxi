@@ -1,6 +1,6 @@
 """The identity of a sequence's content apart from its tokens, and checkpoints that arrive with a sequence."""
 
-from libc.stdint cimport int32_t, uint8_t
+from libc.stdint cimport INT32_MAX, int32_t, uint8_t
 
 from pagecore.cache.prefix._prefix cimport number_namespaces, publish_one
 from pagecore.cache.sequences._sequences cimport Sequence, require
@@ -40,6 +40,31 @@ def content_identity(CacheState state not None, sequence):
         spans.update(b"%d %d %d %d " % (mark.block, mark.start, mark.end, mark.digest.kind))
         spans.update(content[:32])
     return digest_of_key(checked.hold.receipt.key), b"" if checked.hold.marks.empty() else spans.digest()
+
+
+def num_publishable_tokens(CacheState state not None, sequence):
+    """Return the tokens whose blocks a sequence may publish; None for all, and for a cache without a prefix cache.
+
+    Later tokens were revoked, follow a sealed block that was cut, or were rounded by a swap space.
+    """
+    cdef Sequence checked
+    _guard = Held(state.lock)
+    checked = require(state, sequence, False)
+    if checked.hold is None:
+        return None
+    if checked.hold.published == INT32_MAX and not checked.hold.is_private:
+        return 0
+    limit = checked.hold.publish_limit
+    return None if limit == INT32_MAX else limit * state.block_size
+
+
+def limit_publishing(CacheState state not None, sequence, tokens):
+    """Let a sequence publish blocks of its first `tokens` tokens only; None leaves it as it is."""
+    cdef Sequence checked
+    _guard = Held(state.lock)
+    checked = require(state, sequence, False)
+    if checked.hold is not None and tokens is not None:
+        checked.hold.publish_limit = min(checked.hold.publish_limit, <int32_t>(tokens // state.block_size))
 
 
 def adopt_checkpoint(CacheState state not None, sequence, int32_t length, fill):

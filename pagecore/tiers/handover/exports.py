@@ -8,7 +8,7 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.cache.lifecycle._lifecycle import content_identity
+from pagecore.cache.lifecycle._lifecycle import content_identity, num_publishable_tokens
 from pagecore.cache.memory.sealer import sealed_groups
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.parts import CacheParts, parts_of
@@ -213,4 +213,5 @@ def _manifest(
         spans,
         lease,
         held.num_sealed_tokens,
+        num_publishable_tokens(parts.state, held),
     )

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Listed
 from typing import Any
 
 from pagecore.arrays.cuda.protocol import Event
-from pagecore.cache.lifecycle._lifecycle import adopt_checkpoint, content_identity
+from pagecore.cache.lifecycle._lifecycle import adopt_checkpoint, content_identity, limit_publishing
 from pagecore.cache.lifecycle.cross_request import cross_namespace, require_cross
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.parts import parts_of
@@ -178,6 +178,8 @@ def start_import(
         check_spans(parts_of(cache).block_size, first, content_identity(parts.state, sequence)[1])
         lacking = first.num_computed - sequence.num_computed_tokens
         if lacking > 0:
+            limits = [each.publishable for each in manifests if each.publishable is not None]
+            limit_publishing(parts.state, sequence, min(limits, default=None))
             sealed = sealed_tokens(manifests) if parts.seals_blocks else None
             batch = cache.prepare_arrival(sequence, lacking, num_sealed_tokens=sealed)
         plan = plan_import(parts, sequence, batch, manifests, shares, sealed, has_cross, until)

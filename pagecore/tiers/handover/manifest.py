@@ -15,7 +15,7 @@ from pagecore.storage.checks import ceil_div, shown
 from pagecore.tiers.handover.codec import pack, unpack
 
 MAGIC = b"pcHO"
-VERSION = 6
+VERSION = 7
 _HEADER = struct.Struct("<4sH")
 _SUM = struct.Struct("<I")
 # Names of the planes of quantised checkpoints begin with it.
@@ -149,6 +149,9 @@ class Manifest:
         Seconds from the export to the end of the lease.
     sealed : int
         Tokens in sealed blocks; 0 for a cache without them.
+    publishable : int or None
+        Tokens whose blocks the importer may publish, if the exporter publishes no more: later ones were revoked, or
+        rounded. None for all.
     """
 
     export: bytes
@@ -167,6 +170,7 @@ class Manifest:
     spans: bytes | None
     lease: float
     sealed: int = 0
+    publishable: int | None = None
 
     @property
     def tokens(self) -> NDArray[np.int32]:
@@ -235,6 +239,7 @@ class Manifest:
         numbers = min(
             known, cross, size - 1, known - self.checkpoint, self.checkpoint, known - self.sealed, self.sealed
         )
+        numbers = min(numbers, self.publishable or 0)
         is_whole = len(self.export) == ID_BYTES and len(self.ids) % 4 == 0 and len(self.held) == len(groups)
         planes = [plane.name for state in self.geometry.states for plane in state]
         is_quantised = any(name.startswith(QUANTISED) for name in planes)

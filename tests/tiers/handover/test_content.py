@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pagecore import AttentionSpec, LatentSpec, Plane, StateSpec, TensorParallel, UnsupportedOption
+from pagecore import AttentionSpec, LatentSpec, Plane, StateSpec, SwapSpace, TensorParallel, UnsupportedOption
 from pagecore.tiers.handover.exports import export_sequence
 from pagecore.tiers.handover.imports import import_sequence, start_import
 from pagecore.tiers.handover.manifest import Manifest
@@ -294,3 +294,26 @@ def test_only_the_tokens_of_the_sequence_leave_a_partial_block(sockets):
         buffer.numpy()[:] = old
     for plane, after in zip(pool.planes(), untouched, strict=True):
         np.testing.assert_array_equal(plane.numpy()[block, 1:].view(np.uint8), after.view(np.uint8))
+
+
+def test_revoked_blocks_are_not_published_elsewhere(sockets):
+    specs = [AttentionSpec(4, 8, dtype="float32")]
+    sender, receiver, sequence = both(50, specs=specs)
+    assert sender.revoke_prefix(range(100, 150), valid=20) == {sequence: 16}
+    arrived = hand_over(sockets, sender, receiver, sequence)
+    advance(receiver, arrived, 8)
+    assert receiver.match_length(range(100, 158)) == 16
+    receiver.truncate(arrived, 16)
+    receiver.append_tokens([arrived], [list(range(116, 158))])
+    advance(receiver, arrived, 40)
+    assert receiver.match_length(range(100, 158)) == 56
+
+
+def test_blocks_that_a_swap_space_rounded_are_not_published_elsewhere(sockets):
+    specs = [AttentionSpec(4, 8, dtype="float32")]
+    sender, receiver, sequence = both(50, specs=specs)
+    sender.swap_out([sequence], SwapSpace(sender, num_blocks=9, dtype="float16"))
+    sender.swap_in([sequence])
+    arrived = hand_over(sockets, sender, receiver, sequence)
+    advance(receiver, arrived, 8)
+    assert receiver.match_length(range(100, 158)) == 0

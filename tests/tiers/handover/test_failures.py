@@ -41,7 +41,7 @@ def summed(packed):
     [
         (lambda m: b"", UnsupportedOption, "0 bytes that begin with b'' are not a manifest"),
         (lambda m: b"hello world", UnsupportedOption, "are not a manifest"),
-        (lambda m: m[:4] + b"\x07\x00" + m[6:], UnsupportedOption, "version 7; this library reads 6"),
+        (lambda m: m[:4] + b"\x06\x00" + m[6:], UnsupportedOption, "version 6; this library reads 7"),
         (lambda m: m[: len(m) // 2], ShapeError, "cannot be read"),
         (lambda m: m[:-1], ShapeError, "cannot be read"),
         (lambda m: m[:6], ShapeError, "cannot be read"),

@@ -313,3 +313,22 @@ def test_arrivals_of_sealed_blocks():
     driver = PagedKVCache(SPEC, num_blocks=9, device="none")
     with pytest.raises(DeviceError, match="stores no bytes"):
         export_sequence(driver, driver.add_sequence(range(9)), transport=None)
+
+
+def test_what_follows_a_cut_inside_a_sealed_block_is_not_published(sockets):
+    sender, receiver = make([SPEC], **SIZES), make([SPEC], **SIZES)
+    fill(sender, 1)
+    sequence = sender.add_sequence(range(150))
+    compute(sender, sequence, 100)
+    sender.truncate(sequence, 53)
+    sender.append_tokens([sequence], [list(range(53, 150))])
+    compute(sender, sequence, 60)
+    arrived = handed_over(sockets, sender, sequence, receiver)
+    assert (arrived.num_computed_tokens, arrived.num_sealed_tokens) == (113, 80)
+    assert_same(content(sender, sequence), content(receiver, arrived))
+    compute(receiver, arrived, 30)
+    assert receiver.match_length(range(150)) == 48
+    receiver.truncate(arrived, 48)
+    receiver.append_tokens([arrived], [list(range(48, 150))])
+    compute(receiver, arrived, 90)
+    assert receiver.match_length(range(150)) == arrived.num_sealed_tokens == 112
