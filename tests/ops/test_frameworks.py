@@ -88,9 +88,12 @@ def test_merge_answers_in_the_framework_of_the_first_output(framework):
     outs, lses = rng.standard_normal((2, 3, 4, 8)).astype(np.float32), rng.standard_normal((2, 3, 4)).astype(np.float32)
     expected = ops.merge_attention(outs[0], lses[0], outs[1], lses[1])
     result = ops.merge_attention(convert(outs[0]), lses[0], outs[1], convert(lses[1]))
-    for got, want in zip(result, expected, strict=True):
+    of_parts = ops.merge_attention_parts(convert(outs.swapaxes(0, 1)), lses.swapaxes(0, 1))
+    for got, parts, want in zip(result, of_parts, expected, strict=True):
         assert belongs(got)
+        assert belongs(parts)
         np.testing.assert_array_equal(to_numpy(got), want)
+        np.testing.assert_array_equal(to_numpy(parts), want)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
