@@ -299,3 +299,19 @@ def test_parts_need_few_old_blocks_and_copy_sealed_ones_alone():
             [[]] if num_sealed == 16 else [[[23, 1]]]
         )
         assert len(repack.plan_chunks(kept, 4)[1]) == 1
+
+
+def test_tokens_of_the_tail_are_sealed_when_they_are_compacted():
+    """Tokens that arrived as numbers have blocks of the tail, which are released as they are sealed."""
+    driver = Driver(num_blocks=20)
+    sequence = driver.add(range(300))
+    batch = driver.cache.prepare_arrival(sequence, 160, num_sealed_tokens=0)
+    new = [numbers(part, 160, 2, dim) for part, dim in enumerate((64, 32))]
+    driver.cache.write(0, *new, batch)
+    driver.cache.commit(batch)
+    driver.stored[sequence] = [new]
+    assert (sequence.num_sealed_tokens, driver.used()) == (0, [5, 5])
+    driver.compact(sequence, [*range(64), *range(70, 160)])
+    assert (sequence.num_sealed_tokens, driver.used()) == (96, [5, 2])
+    assert driver.cache.held_from(sequence, 1) == 96
+    driver.step(sequence, 60)
