@@ -42,6 +42,8 @@ class Seals:
     @property
     def quantise(self) -> Callable[[list[NDArray[np.int32]]], None] | None: ...
 
+class Restored: ...
+
 class CacheState:
     observer: PrefixObserver | None
     def __init__(
