@@ -101,13 +101,6 @@ class E2M1Codes {
   const __m512i numbers_;
 };
 
-// The zero points of a tile of int4.
-PC_FORCE_INLINE void load_zero_points(const StoredTile& tile, Vec (&points)[kTileDwords]) {
-  load_dword_rows(tile.scale_addresses(), 0, points);
-#pragma GCC unroll 4
-  for (int i = 0; i < kTileDwords; ++i) points[i] = __builtin_convertvector((IntVec)points[i] & 15, Vec);
-}
-
 // int4, as codes. The products with the zero points are subtracted from sums: keys have one a token, which multiplies
 // the sum of a query row, and values one for all dims.
 class Int4Codes {

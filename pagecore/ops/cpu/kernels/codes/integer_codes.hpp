@@ -250,15 +250,6 @@ constexpr int dim_of(int operand, int word) {
   return Codes::kParts == 1 ? 2 * word + odd : 4 * word + 2 * odd + part;
 }
 
-// The zero points of a tile of int4.
-PC_FORCE_INLINE void load_zero_points(const StoredTile& tile, float* points) {
-  for (int t = 0; t < kTileTokens; ++t) {
-    uint32_t bits;
-    __builtin_memcpy(&bits, tile.scales[t], sizeof bits);
-    points[t] = static_cast<float>(bits & 15);
-  }
-}
-
 // Calls visit.operator()<Codes>() for the codes of a format.
 template <typename Visit>
 PC_FORCE_INLINE auto with_integers(Format format, Visit&& visit) {

@@ -237,7 +237,7 @@ inline void score_integers(const HeadRows& rows, const Cache& cache, const Store
   prefetch_all_scales(next_rows);
   with_integers(cache.format, [&]<typename Codes>() {
     if constexpr (kHasGroups<Codes>) transpose_scales(cache, tile, scratch.key);
-    alignas(64) float zero_points[kTileTokens] = {};
+    [[maybe_unused]] Vec zero_points[kTokenVectors];
     if constexpr (Codes::kHasZeroPoints) load_zero_points(tile, zero_points);
     for_each_even_block<kMostBlockRows>(rows.count, [&]<int R>(int64_t row) {
       const RowAhead ahead = row == 0 ? rows_ahead(next_rows, tile) : RowAhead(tile);
@@ -252,7 +252,7 @@ inline void score_integers(const HeadRows& rows, const Cache& cache, const Store
         const IntegerRow query = rows.integer_rows[row + r];
         for (int t = 0; t < kTileTokens; t += kLanes) {
           Vec score = load(scores + t);
-          if constexpr (Codes::kHasZeroPoints) score = fma(load(zero_points + t), splat(-query.sum), score);
+          if constexpr (Codes::kHasZeroPoints) score = fma(zero_points[t / kLanes], splat(-query.sum), score);
           store(scores + t, score * query.unit);
         }
       }

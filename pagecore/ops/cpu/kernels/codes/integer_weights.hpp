@@ -35,15 +35,15 @@ PC_FORCE_INLINE Shorts multiply_fractions(Shorts a, Shorts b) {
 
 // Writes the integers of the weights [64] of a row times `factor`. Returns the sum of integers times zero points.
 template <bool kZeroPoints>
-PC_FORCE_INLINE float round_weights(const float* row, float factor, [[maybe_unused]] const float* zero_points,
+PC_FORCE_INLINE float round_weights(const float* row, float factor, [[maybe_unused]] const Vec* zero_points,
                                     int16_t* to) {
   [[maybe_unused]] Vec excess{};
 #pragma GCC unroll 4
   for (int t = 0; t < kTileTokens; t += 2 * kLanes) {
     const IntVec low = nearest(load(row + t) * factor), high = nearest(load(row + t + kLanes) * factor);
     if constexpr (kZeroPoints) {
-      excess = fma(to_floats(low), load(zero_points + t), excess);
-      excess = fma(to_floats(high), load(zero_points + t + kLanes), excess);
+      excess = fma(to_floats(low), zero_points[t / kLanes], excess);
+      excess = fma(to_floats(high), zero_points[t / kLanes + 1], excess);
     }
     store_shorts(to + t, low, high);
   }
@@ -88,7 +88,7 @@ inline bool make_integer_weights(const HeadRows& rows, const Cache& cache, const
   if constexpr (kHasGroups<Codes>) {
     return make_group_weights<Codes>(rows, cache, tile, made.of_groups + padded(groups), made);
   }
-  alignas(64) float zero_points[kTileTokens];
+  [[maybe_unused]] Vec zero_points[kTokenVectors];
   if constexpr (Codes::kHasZeroPoints) load_zero_points(tile, zero_points);
   for (int64_t r = 0; r < rows.count; ++r) {
     const float* const row = rows.scores + r * kTileTokens;

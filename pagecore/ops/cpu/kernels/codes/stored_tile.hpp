@@ -42,6 +42,26 @@ struct StoredTile {
   }
 };
 
+#if defined(__AVX2__)
+
+// Vectors of a number for each token of a tile.
+constexpr int kTokenVectors = static_cast<int>(kTileTokens) / kLanes;
+
+// The zero points of a tile of int4. With AVX-512 they are loaded as vectors, for the reason in scale_rows.hpp.
+PC_FORCE_INLINE void load_zero_points(const StoredTile& tile, Vec (&points)[kTokenVectors]) {
+#if defined(__AVX512BW__)
+  load_dword_rows(tile.scale_addresses(), 0, points);
+#else
+  alignas(32) float scales[kTileTokens];
+  for (int t = 0; t < kTileTokens; ++t) __builtin_memcpy(scales + t, tile.scales[t], sizeof(float));
+  for (int i = 0; i < kTokenVectors; ++i) points[i] = load(scales + i * kLanes);
+#endif
+#pragma GCC unroll 8
+  for (int i = 0; i < kTokenVectors; ++i) points[i] = __builtin_convertvector((IntVec)points[i] & 15, Vec);
+}
+
+#endif
+
 #if defined(__AVX512VBMI__)
 
 // True if tiles of a format and dim are packed here.
