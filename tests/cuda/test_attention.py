@@ -71,6 +71,11 @@ def test_a_sink_beyond_all_scores_leaves_no_weight_to_keys(cuda, sink, dtype):
     assert (out[:, 1].astype(np.float32) == 0).all()
     assert (lse[:, 1] == np.float32(sink)).all()
     assert np.isfinite(out[:, 0].astype(np.float32)).all()
+    case.key_cache[case.block_table[0, 0], 0] = np.nan  # all queries of the first sequence attend to it
+    out, lse = DeviceCase(cuda, case).run()
+    assert np.isnan(lse[:9]).all()
+    assert np.isnan(out[:9].astype(np.float32)).all()
+    assert lse[9, 1] == np.float32(sink)
 
 
 @pytest.mark.slow

@@ -153,6 +153,11 @@ def test_a_sink_beyond_all_scores_leaves_no_weight_to_rows(cuda, dtype, dims):
     assert (out[:, ::2].astype(np.float32) == 0).all()
     assert (lse[:, ::2] == sinks[::2]).all()
     assert np.isfinite(out[:, 1].astype(np.float32)).all()
+    case.planes[0][case.table[0, 0], 0] = np.nan
+    out, lse = Arrays(cuda, case).run(sinks=cuda.put(sinks))
+    assert np.isnan(lse[0]).all()
+    assert np.isnan(out[0].astype(np.float32)).all()
+    assert (lse[1, ::2] == sinks[::2]).all()
 
 
 def test_a_negative_scale(cuda):

@@ -196,6 +196,11 @@ def test_a_sink_beyond_all_scores_leaves_no_weight_to_keys(sink):
     assert (sunk[0][:, 0] == 0).all()
     assert (sunk[1][:, 0] == np.float32(sink)).all()
     np.testing.assert_array_equal(sunk[0][:, 1:], plain[0][:, 1:])
+    case.key_cache[case.block_table[0, 0], 0] = np.nan  # all queries of the first sequence attend to it
+    out, lse = case.run(return_lse=True, sinks=[sink, 0, -1, 2])
+    first = slice(LENS["query_lens"][0])
+    assert np.isnan(lse[first]).all()
+    assert np.isnan(out[first]).all()
 
 
 def test_a_query_with_a_sink_and_no_keys_has_the_sink_as_lse():

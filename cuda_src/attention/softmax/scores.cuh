@@ -259,7 +259,7 @@ struct RowEnd {
 PC_DEVICE RowEnd end_row(float top, float sum, float sink) {
   if (sum == 0.0f) return {0.0f, sink};
   const float bare = sink * kLog2OfE;
-  if (top < bare && bare == pc_infinity()) return {0.0f, sink};  // beyond all scores
+  if (top < bare && bare == pc_infinity() && sum == sum) return {0.0f, sink};  // beyond all scores
   const float origin = finite_or_zero(pc_max(top, bare));
   const float own = pc_exp2(top - origin);
   const float total = pc_fma(sum, own, pc_exp2(bare - origin));
