@@ -19,7 +19,7 @@ from tests.cuda.attention_cases import BF16, LIMITS, OPTIONS
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
 from tests.ops.cases import DTYPES, LAYOUTS, Shape, assert_lse_close, assert_output_close, random_mask
-from tests.ops.sealed_cases import SealedCase, make_sealed_case
+from tests.ops.sealed_cases import SealedCase, keep_sealed, make_sealed_case
 from tests.reference import attention as reference
 from tests.thinning import in_turn
 
@@ -117,31 +117,8 @@ def test_sealed_and_new_tokens(cuda, lens, dims, dtype, bits):
     check(cuda, make_sealed_case(shape, bits, (16, 16)))
 
 
-MATRIX = in_turn([64, 128], [2, 4], ["float16", "bfloat16"], over=[["same", "float32"]])
-
-
-@pytest.mark.parametrize(("dim", "bits", "dtype", "scales"), MATRIX)
-def test_decode_by_matrix_instructions(cuda, dim, bits, dtype, scales):
-    """Several queries of a sequence, and groups of two tiles, or of one; values of halves need scales of halves."""
-    for lens in (LENS["decode"], {"seq_lens": (90, 70, 33), "query_lens": (4, 3, 1)}):
-        for size, groups in ((32, (32, 64)), (16, (16, 16)), (32, (16, 32))):
-            shape = Shape(heads=(4, 1), dims=(dim, dim), block_size=size, query_dtype=dtype, cache_dtype=dtype, **lens)
-            case = make_sealed_case(shape, (bits, bits), groups)
-            if scales == "float32":
-                planes = {"key_scale": case.sealed.key_scale.astype(np.float32)}
-                if dtype == "bfloat16":
-                    planes["value_scale"] = case.sealed.value_scale.astype(np.float32)
-                case.sealed = case.sealed._replace(**planes)
-            if cuda.is_emulated:
-                cuda.runtime.launched.clear()
-            check(cuda, case)
-            if cuda.is_emulated:
-                element = {"float16": "pc_half", "bfloat16": "pc_bfloat16"}[dtype]
-                assert f"decode_sealed<{element},{bits},{dim},Plain>" in cuda.runtime.launched
-
-
 # Dims of an instance and dims that it pads, with rows of values that are not whole units of 16 bytes: 20, 24 and 28.
-PROMPT_DIMS = {
+MATRIX_DIMS = {
     (64, 64): "64,Plain",
     (80, 80): "96,Plain",
     (96, 96): "96,Plain",
@@ -154,6 +131,61 @@ PROMPT_DIMS = {
     (224, 240): "256,Plain",
     (256, 256): "256,Plain",
 }
+EVERY_MATRIX = list(
+    itertools.product(MATRIX_DIMS, itertools.product((2, 4), (2, 4)), ["float16", "bfloat16"], ["same", "float32"])
+)
+ELEMENTS = {"float16": "pc_half", "bfloat16": "pc_bfloat16"}
+
+
+def check_kernel(cuda: Kit, case: SealedCase, kernel: str, **more: Any) -> None:
+    """Check a call, and that a kernel of the emulator has served it."""
+    if cuda.is_emulated:
+        cuda.runtime.launched.clear()
+    check(cuda, case, **more)
+    if cuda.is_emulated:
+        assert kernel in cuda.runtime.launched
+
+
+def with_scales(case: SealedCase, *planes: str) -> SealedCase:
+    """Return the case with scales of float32."""
+    scales = {name: getattr(case.sealed, name).astype(np.float32) for name in planes}
+    return replace(case, sealed=case.sealed._replace(**scales))
+
+
+DECODE = cases(
+    [
+        ((64, 64), (4, 2), "bfloat16", "same"),
+        ((64, 64), (2, 4), "bfloat16", "float32"),
+        ((80, 80), (2, 2), "bfloat16", "same"),
+        ((80, 80), (4, 4), "bfloat16", "float32"),
+        ((96, 96), (2, 4), "bfloat16", "same"),
+        ((112, 112), (4, 2), "float16", "float32"),
+        ((128, 128), (4, 4), "float16", "same"),
+        ((128, 128), (2, 2), "float16", "float32"),
+        ((192, 128), (4, 2), "bfloat16", "float32"),
+        ((176, 112), (2, 4), "bfloat16", "same"),
+        ((224, 240), (2, 4), "bfloat16", "same"),
+        ((256, 256), (4, 2), "bfloat16", "float32"),
+    ],
+    EVERY_MATRIX,
+)
+
+
+@pytest.mark.parametrize(("dims", "bits", "dtype", "scales"), DECODE)
+def test_decode_by_matrix_instructions(cuda, dims, bits, dtype, scales):
+    """Several queries of a sequence, and groups of two tiles, or of one; values of halves need scales of halves."""
+    kernel = f"decode_sealed<{ELEMENTS[dtype]},{MATRIX_DIMS[dims]}>"
+    wide = dims[1] if dims[1] % 32 else 32
+    blocks = ((32, (32, wide)), (16, (16, 16)), (32, (16, dims[1])))
+    for lens in (LENS["decode"], {"seq_lens": (90, 70, 33), "query_lens": (4, 3, 1)}):
+        for size, groups in blocks[: 1 if lens is LENS["decode"] and max(dims) > 64 else 3]:
+            shape = Shape(heads=(4, 1), dims=dims, block_size=size, query_dtype=dtype, cache_dtype=dtype, **lens)
+            case = make_sealed_case(shape, bits, groups)
+            if scales == "float32":
+                case = with_scales(case, "key_scale", *["value_scale"][: dtype == "bfloat16"])
+            check_kernel(cuda, case, kernel)
+
+
 PROMPTS = cases(
     [
         ((64, 64), (2, 2), "float16", "same"),
@@ -171,9 +203,7 @@ PROMPTS = cases(
         ((224, 240), (2, 4), "bfloat16", "same"),
         ((256, 256), (4, 2), "bfloat16", "float32"),
     ],
-    list(
-        itertools.product(PROMPT_DIMS, itertools.product((2, 4), (2, 4)), ["float16", "bfloat16"], ["same", "float32"])
-    ),
+    EVERY_MATRIX,
 )
 
 
@@ -187,14 +217,8 @@ def test_prompts_by_matrix_instructions(cuda, dims, bits, dtype, scales):
             shape = Shape(heads=(4, 1), dims=dims, block_size=size, query_dtype=dtype, cache_dtype=dtype, **lens)
             case = make_sealed_case(shape, bits, groups)
             if scales == "float32" and dtype == "bfloat16":
-                planes = {name: getattr(case.sealed, name).astype(np.float32) for name in ("key_scale", "value_scale")}
-                case.sealed = case.sealed._replace(**planes)
-            if cuda.is_emulated:
-                cuda.runtime.launched.clear()
-            check(cuda, case)
-            if cuda.is_emulated:
-                element = {"float16": "pc_half", "bfloat16": "pc_bfloat16"}[dtype]
-                assert f"prefill_sealed<{element},{PROMPT_DIMS[dims]}>" in cuda.runtime.launched
+                case = with_scales(case, "key_scale", "value_scale")
+            check_kernel(cuda, case, f"prefill_sealed<{ELEMENTS[dtype]},{MATRIX_DIMS[dims]}>")
 
 
 def test_prompts_of_halves_with_other_scales_are_computed_in_float32(cuda):
@@ -328,6 +352,43 @@ def test_selections_of_tokens_and_blocks(cuda, queries):
         expected = expect(case, mask=np.concatenate([part.reshape(-1) for part in mask]))
         assert_output_close(out, expected[0])
         assert_lse_close(lse, expected[1], "float32")
+
+
+SELECTED = cases(
+    [((64, 64), (4, 2), 16), ((48, 64), (2, 4), 32)],
+    list(itertools.product(((64, 64), (96, 80), (192, 128), (256, 256)), ((4, 2), (2, 4)), (16, 32))),
+)
+
+
+@pytest.mark.parametrize(("dims", "bits", "size"), SELECTED)
+def test_blocks_selected_for_matrix_instructions(cuda, dims, bits, size):
+    """Lists that differ between key heads, of sealed blocks alone, of blocks of the caches alone, and of both."""
+    shape = Shape((200, 150, 40), (3, 1, 2), heads=(4, 2), dims=dims, block_size=size, **BF16)
+    case = make_sealed_case(shape, bits, (16, 16))
+    case = keep_sealed(case, 0, 128)
+    rng = np.random.default_rng(0)
+    cu = case.plain.options["cu_query_lens"]
+    counts = np.array([[4, 3], [1, 2], [1, 0]], np.int32)
+    lists = np.full((3, 2, 5), -1, np.int32)
+    for (i, head), count in np.ndenumerate(counts):
+        lists[i, head, :count] = np.sort(rng.permutation(-(-int(case.plain.seq_lens[i]) // size))[:count])
+    lists[0, 1, :3] = [128 // size - 1, 128 // size, 199 // size]
+    if cuda.is_emulated:
+        cuda.runtime.launched.clear()
+    out, lse = run(cuda, case, blocks=lists, block_counts=counts)
+    if cuda.is_emulated:
+        dim = 64 if max(dims) <= 64 else 128 if max(dims) <= 128 else 256
+        assert f"decode_sealed<pc_bfloat16,{dim},Selected>" in cuda.runtime.launched
+    for head in range(2):
+        parts = []
+        for i, length in enumerate(case.plain.seq_lens):
+            part = np.zeros((cu[i + 1] - cu[i], int(length)), bool)
+            for entry in lists[i, head, : counts[i, head]]:
+                part[:, entry * size : (entry + 1) * size] = True
+            parts.append(part.reshape(-1))
+        expected = expect(case, mask=np.concatenate(parts))
+        assert_output_close(out[:, 2 * head : 2 * head + 2], expected[0][:, 2 * head : 2 * head + 2])
+        assert_lse_close(lse[:, 2 * head : 2 * head + 2], expected[1][:, 2 * head : 2 * head + 2], "bfloat16")
 
 
 @pytest.mark.parametrize("queries", [4, 30])

@@ -46,6 +46,12 @@ SEALED_FAULTS = {
     ),
     "products of keys with 8 bits": Fault("sealed_low_terms", "", "lse is off by"),
     "scales of tokens of other items": Fault("sealed_scales_of_other_items", "const bool exists = true;", None),
+    "the end of sealed blocks in positions": Fault("sealed_end_in_numbers"),
+    "values past the dims": Fault("sealed_values_past_dims", "const bool has_words = true;", OUTSIDE),
+    "scales past the dims": Fault(
+        "sealed_scales_past_dims", "const bool begins_group = 8 * n >= end;", "uninitialised"
+    ),
+    "infinite values past the dims": Fault("sealed_not_finite_past_dims", "", "uninitialised"),
     "scales become zeros while they are read": Fault("sealed_barrier_before_zeros", "", RACE),
     "scales are read before they are zeros": Fault("sealed_barrier_after_zeros", "", RACE),
 }
@@ -67,9 +73,9 @@ PROMPT_FAULTS = {
 PADDED_FAULTS = {
     "rows of the caches past their dims": Fault("prefill_sealed_rows_past_dims", "const KeyRange own_keys = keys;"),
     "words of keys past their dims": Fault(
-        "prefill_sealed_words_past_dims", "pc_copy_async(to, words_of_head, from, exists);", OUTSIDE
+        "sealed_words_past_dims", "pc_copy_async(to, words, from, exists);", OUTSIDE
     ),
-    "scales of keys past their dims": Fault("prefill_sealed_scales_past_dims", "const bool has_scales = exists;"),
+    "scales of keys past their dims": Fault("sealed_key_scales_past_dims", "const bool has_scales = exists;"),
     "values past their dims are not stored": Fault(
         "prefill_sealed_values_past_dims", "if (row >= end || !exists) continue;"
     ),
@@ -112,14 +118,21 @@ def run_sealed(*where: Path) -> None:
         matrix = Shape((70, 33, 90), (4, 1, 2), heads=(4, 1), query_dtype="bfloat16", cache_dtype="bfloat16")
         for queries in (matrix.query_lens, None):
             test_sealed.check(Kit(runtime), make_sealed_case(replace(matrix, query_lens=queries), window=37))
+        padded = replace(matrix, dims=(80, 80))
+        test_sealed.check(Kit(runtime), in_last_blocks(make_sealed_case(padded, (4, 2), (16, 16))))
+        windowed = make_sealed_case(padded, (2, 4), (16, 16), window=40)
+        windowed.sealed.value_scale[windowed.sealed.block_table[0, 1], 12] = np.nan  # two of four queries attend to it
+        test_sealed.run(Kit(runtime), windowed)
+        test_sealed.test_blocks_selected_for_matrix_instructions(Kit(runtime), (48, 64), (2, 4), 32)
         runtime.finish()
 
 
 def in_last_blocks(case: SealedCase) -> SealedCase:
-    """Return the case with its sealed blocks after others, one for each block of the caches."""
+    """Return the case with its sealed blocks after others, one for each block of the caches; the last one is used."""
     *planes, table, lens = case.sealed
     count = len(planes[0])
-    planes = [np.concatenate([np.full_like(each, -1), each]) for each in planes]
+    used = 1 + table[(table >= 0) & (table < count)].max()
+    planes = [np.concatenate([np.full_like(each, -1), each[:used]]) for each in planes]
     return replace(case, sealed=SealedBlocks(*planes, table + np.where(table < count, count, 0), lens))
 
 

@@ -168,11 +168,11 @@ void decode_stored(const PcStoredAttentionParams params) {
 }
 
 // The first tokens of sequences are in sealed blocks (sealed.cuh, sealed_rows.cuh).
-template <typename T, int kBits, int kDim, typename InstanceOptions>
-PC_KERNEL(pc_decode_shape(kDim).threads, pc_decode_shape(kDim).blocks_per_sm)
+template <typename T, int kDim, typename InstanceOptions, int kValueDim = kDim>
+PC_KERNEL(pc_decode_shape(kDim, kValueDim).threads, pc_decode_shape(kDim, kValueDim).blocks_per_sm)
 void decode_sealed(const PcSealedAttentionParams params) {
   using Options = OverSealed<InstanceOptions>;
-  using Tile = TileFor<SealedTile<T, kBits, kDim>, Options>;
+  using Tile = TileFor<SealedTile<T, kDim, kValueDim>, Options>;
   const PcAttentionParams& p = params.attention;
   const Shared<pc_uint8> shared = pc_shared_buffer();
   const Heads heads = block_heads(p);

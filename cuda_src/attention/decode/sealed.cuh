@@ -3,32 +3,30 @@
 //
 // A tile of 16 tokens lies in one block, and is sealed or not as a whole: the tokens of a block are a multiple of 16.
 //
-//   stage of a sealed tile   key words     [1 or 2, kDim]              16 tokens of a channel: 1 word of 2 bits, 2 of 4
-//                            key scales    [2, kDim]                   scale and least number: a tile is in one group
-//                            value words   [16, kDim * kBits / 32]     padded to kValuePitch bytes
-//                            value scales  [16, groups, 2]             padded to kScalePitch bytes
+//   stage of a sealed tile   keys          words and scales (SealedKeys)
+//                            value words   [16, kValueDim / 8]         of 2 bits half of a row; padded to kValuePitch
+//                            value scales  [16, kValueDim / 16, 2]     4 bytes each; padded to kScalePitch
+//
+// Of selected keys, a tile has 16 numbers: the units of a selection are multiples of 16 tokens too.
 #pragma once
 
 #include "cuda_src/attention/decode/rows.cuh"
 #include "cuda_src/attention/inputs/sealed.cuh"
+#include "cuda_src/attention/tiles/sealed_numbers.cuh"
 
 namespace pagecore {
 
-template <typename T, int kBits, int kDim>
-struct SealedTile : DecodeTile<T, kDim, kDim> {
-  static constexpr int kNumBits = kBits;
-  static constexpr int kInWord = 32 / kBits;  // codes
-  static constexpr int kCodeMask = (1 << kBits) - 1;
-  static constexpr int kKeyRows = 16 / kInWord;
-  static constexpr int kKeyScales = kKeyRows * kDim * 4;         // byte of a stage, here and below
-  static constexpr int kValueWords = kKeyScales + 2 * kDim * 4;  // scales have up to 4 bytes
-  static constexpr int kValueBytes = kDim * kBits / 8;           // of a row
-  static constexpr int kValuePitch = kValueBytes + 16;           // rows of even tokens in different banks
+template <typename T, int kDim, int kValueDim>
+struct SealedTile : DecodeTile<T, kDim, kValueDim> {
+  using Keys = SealedKeys<kDim>;
+  static constexpr int kValueWords = Keys::kBytes;  // byte of a stage
+  // Rows of even tokens are in different banks.
+  static constexpr int kValuePitch = kValueDim / 2 + (kValueDim % 64 == 0 ? 16 : 32);
   static constexpr int kValueScales = kValueWords + 16 * kValuePitch;
-  static constexpr int kScalePitch = kDim / 16 * 2 * 4 + 4;  // groups have 16 channels or more
+  static constexpr int kScalePitch = kValueDim / 16 * 2 * 4 + 4;  // groups have 16 channels or more
 
-  static_assert(kValueScales + 16 * kScalePitch <= DecodeTile<T, kDim, kDim>::kRing.stage_bytes, "a tile fits");
-  static_assert(kValueBytes % 16 == 0, "rows are whole units of cp.async");
+  static_assert(kValueScales + 16 * kScalePitch <= DecodeTile<T, kDim, kValueDim>::kRing.stage_bytes, "a tile fits");
+  static_assert(kValueDim % 32 == 0, "rows of codes of 4 bits are whole units of cp.async");
 };
 
 // The place of the first token of a tile.
@@ -79,7 +77,7 @@ class DecodeSealedRing : public WarpRing<DecodeSealedRing<Tile>, Tile> {
       copy_rows<Tile>(p, state, this->slots(), keys(stage), values(stage));
       return;
     }
-    copy_keys(sealed_params(p).key, place, keys(stage));
+    copy_keys(sealed_params(p).key, p.head_dim, place, keys(stage));
     copy_values(sealed_params(p).value, p.value_dim, state, keys(stage));
   }
 
@@ -95,41 +93,29 @@ class DecodeSealedRing : public WarpRing<DecodeSealedRing<Tile>, Tile> {
             pc_shuffle(slot.is_sealed ? 1 : 0, first) != 0};
   }
 
-  PC_MEMBER static void copy_keys(const PcSealedPlane& key, const TilePlace& place, const Shared<pc_uint8>& stage) {
-    constexpr int kUnits = Tile::kValues / 4;  // of 16 bytes, of a row of words
+  PC_MEMBER static void copy_keys(const PcSealedPlane& key, int dim, const TilePlace& place,
+                                  const Shared<pc_uint8>& stage) {
+    using Keys = typename Tile::Keys;
     const pc_int64 head = pc_block_y();
-    const Global<pc_uint8> words =
-        Global<pc_uint8>(key.words) + (place.block * key.block_stride + head * key.head_stride +
-                                       static_cast<pc_int64>(place.offset / Tile::kInWord) * key.row_stride);
-    const Global<pc_uint8> scales =
-        Global<pc_uint8>(key.scales) + (place.block * key.scales_block_stride + head * key.scales_head_stride +
-                                        static_cast<pc_int64>(place.offset / key.group) * key.scales_row_stride);
-    for (int at = pc_lane(); at < Tile::kKeyRows * kUnits; at += 32) {
-      pc_copy_async(stage.address(16 * at), words, at / kUnits * key.row_stride + at % kUnits * 16, true);
-    }
-    const int units = key.scale_type == PC_FLOAT32 ? Tile::kValues / 4 : Tile::kValues / 8;
-    for (int at = pc_lane(); at < 2 * units; at += 32) {
-      const int row = at / units, byte = at % units * 16;
-      const SharedAddress to = stage.address(Tile::kKeyScales + row * Tile::kValues * 4 + byte);
-      pc_copy_async(to, scales, row * key.least_stride + byte, true);
+    const Global<pc_uint8> words = Global<pc_uint8>(key.words) + head * key.head_stride;
+    const Global<pc_uint8> scales = Global<pc_uint8>(key.scales) + head * key.scales_head_stride;
+    for (int at = pc_lane(); at < Keys::kUnits; at += 32) {
+      if (!Keys::has_unit(key, at)) continue;
+      Keys::copy_unit(key, dim, words, scales, place.block, place.offset, at, stage.address(16 * at), true);
     }
   }
 
-  // Tokens that the item does not have become zeros.
+  // Tokens that the item does not have become zeros, and so do words past the dims of the call.
   PC_MEMBER void copy_values(const PcSealedPlane& value, int dim, const WalkState& state,
                              const Shared<pc_uint8>& stage) const {
-    constexpr int kUnits = Tile::kValueBytes / 16;
-    PC_UNROLL
-    for (int i = 0; i < ceil_of(Tile::kTokens * kUnits, 32); ++i) {
-      const int at = 32 * i + pc_lane(), row = at / kUnits % Tile::kTokens, byte = at % kUnits * 16;
-      if (at >= Tile::kTokens * kUnits) break;
-      const Global<pc_uint8> words(this->slots().load(2 * row + 1));
-      const bool exists = state.keys.has(state.token + row);
-      pc_copy_async(stage.address(Tile::kValueWords + row * Tile::kValuePitch + byte), words, byte, exists);
+    const SealedValueRow shape(value, dim);
+    if (shape.is_whole) {
+      copy_words<16>(value, shape, state, stage);
+    } else {
+      copy_words<4>(value, shape, state, stage);
     }
-    const int words_of_row = dim / value.group * (value.scale_type == PC_FLOAT32 ? 2 : 1);
-    for (int at = pc_lane(); at < Tile::kTokens * words_of_row; at += 32) {
-      const int row = at / words_of_row, byte = at % words_of_row * 4;
+    for (int at = pc_lane(); at < Tile::kTokens * shape.num_scale_words; at += 32) {
+      const int row = at / shape.num_scale_words, byte = at % shape.num_scale_words * 4;
       const Global<pc_uint8> scales(this->slots().load(2 * row));
       const SharedAddress to = stage.address(Tile::kValueScales + row * Tile::kScalePitch + byte);
       const bool exists = state.keys.has(state.token + row);  // fault: sealed_scales_of_other_items
@@ -137,7 +123,25 @@ class DecodeSealedRing : public WarpRing<DecodeSealedRing<Tile>, Tile> {
     }
   }
 
-  static constexpr int ceil_of(int a, int b) { return (a + b - 1) / b; }
+  // Starts to copy the words of values in units of kSize bytes.
+  template <int kSize>
+  PC_MEMBER void copy_words(const PcSealedPlane& value, const SealedValueRow& shape, const WalkState& state,
+                            const Shared<pc_uint8>& stage) const {
+    constexpr int kUnits = Tile::kValues / 2 / kSize;  // of a row of 4 bits
+    for (int at = pc_lane(); at < Tile::kTokens * kUnits; at += 32) {
+      const int row = at / kUnits, byte = at % kUnits * kSize;
+      if (byte >= Tile::kValues * value.bits / 8) continue;
+      const Global<pc_uint8> words(this->slots().load(2 * row + 1));
+      const SharedAddress to = stage.address(Tile::kValueWords + row * Tile::kValuePitch + byte);
+      const bool has_words = byte < 4 * shape.num_words;  // fault: sealed_values_past_dims
+      const bool exists = has_words && state.keys.has(state.token + row);
+      if (kSize == 16) {
+        pc_copy_async(to, words, byte, exists);
+      } else {
+        pc_copy_word_async(to, words, byte, exists);
+      }
+    }
+  }
 };
 
 }  // namespace pagecore

@@ -10,10 +10,11 @@
 // sum of q * (least - offset * scale) is float32, for the tile.
 //
 // O += P V: a lane unpacks the values of its fragments in registers, and rounds them to T.
+//
+// Both products are compiled for codes of 2 and of 4 bits; all warps of a call take the same branch.
 #pragma once
 
 #include "cuda_src/attention/decode/sealed.cuh"
-#include "cuda_src/attention/tiles/sealed_numbers.cuh"
 
 namespace pagecore {
 
@@ -32,11 +33,18 @@ class SealedDecodeRows : public DecodeRows<Tile, ScoreOptions> {
     BlockTables<true> tables;
     tables.open(p, sequence);
     sealed_end_ = tables.length();
+    if (!ScoreOptions::kSelected) return;
+    sealed_end_ = load_selected(p, sequence).before(p, sealed_end_);  // fault: sealed_end_in_numbers
   }
 
   PC_MEMBER void score(const PcAttentionParams& p, const ScoreRule& rule, const Shared<pc_uint8>& keys, int token) {
     if (token >= sealed_end_) return Base::score(p, rule, keys, token);
-    multiply_codes(sealed_params(p).key.scale_type, keys);
+    const PcSealedPlane& key = sealed_params(p).key;
+    if (key.bits == 4) {
+      multiply_codes<4>(key.scale_type, keys);
+    } else {
+      multiply_codes<2>(key.scale_type, keys);
+    }
     this->transform(p, rule, token);
   }
 
@@ -45,28 +53,36 @@ class SealedDecodeRows : public DecodeRows<Tile, ScoreOptions> {
     const Shared<pc_uint8> stage = values + -Tile::kValuesBegin;
     const bool masks = (this->edge_ && this->several_) || (ScoreOptions::kFull && masks_all_keys(p));
     if (masks) accumulate_not_finite_codes(p, stage, token);
-    accumulate_codes(p, stage);
+    if (sealed_params(p).value.bits == 4) {
+      accumulate_codes<4>(p, stage);
+    } else {
+      accumulate_codes<2>(p, stage);
+    }
   }
 
  private:
   // Code `place` of two words as two elements of bfloat16, plus the offset.
+  template <int kBits>
   PC_MEMBER static pc_uint32 offset_codes(pc_uint64 words, int place) {
-    constexpr int kLowest = Tile::kNumBits == 4 ? 3 : 5;  // bit of a code in the mantissa
-    constexpr pc_uint32 kMask = static_cast<pc_uint32>(Tile::kCodeMask) << kLowest;
-    constexpr pc_uint32 kOffset = Tile::kNumBits == 4 ? 0x4180u : 0x4080u;
+    constexpr int kLowest = 7 - kBits;  // bit of a code in the mantissa
+    constexpr pc_uint32 kMask = ((1u << kBits) - 1) << kLowest;
+    constexpr pc_uint32 kOffset = kBits == 4 ? 0x4180u : 0x4080u;
     const pc_uint64 low = static_cast<pc_uint32>(words), high = words >> 32;
-    const int shift = place * Tile::kNumBits;
+    const int shift = place * kBits;
     const pc_uint32 a = static_cast<pc_uint32>((low << kLowest) >> shift);
     const pc_uint32 b = static_cast<pc_uint32>((high << kLowest) >> shift);
     return (pc_permute(a, b, 0x5410) & (kMask | kMask << 16)) | (kOffset | kOffset << 16);
   }
 
   // S = Q K^T of a sealed tile.
+  template <int kBits>
   PC_MEMBER void multiply_codes(PcFloat type, const Shared<pc_uint8>& stage) {
-    constexpr float kOffset = Tile::kNumBits == 4 ? 16.0f : 4.0f;
+    using Keys = typename Tile::Keys;
+    constexpr float kOffset = kBits == 4 ? 16.0f : 4.0f;
+    constexpr int kWordRows = kBits / 2;
     const int row = pc_lane() / 4, column = 2 * (pc_lane() % 4);
     const SharedAddress first_query = this->queries_.address(KeyRow::at(pc_lane() % 16, pc_lane() / 16));
-    const Shared<pc_uint8> scales = stage + Tile::kKeyScales, least = scales + Tile::kValues * 4;
+    const Shared<pc_uint8> scales = stage + 2 * Keys::kRowBytes, least = scales + Keys::kRowBytes;
     float rest[2] = {0.0f, 0.0f};  // of the two rows: q * (least - offset * scale)
     PC_UNROLL
     for (int n = 0; n < 2; ++n) {
@@ -96,11 +112,10 @@ class SealedDecodeRows : public DecodeRows<Tile, ScoreOptions> {
       }
       PC_UNROLL
       for (int n = 0; n < 2; ++n) {
-        const Shared<pc_uint64> words =
-            (stage + (Tile::kKeyRows == 2 ? n : 0) * Tile::kValues * 4).template as<pc_uint64>();
-        const int place = Tile::kKeyRows == 2 ? row : 8 * n + row;
-        const pc_uint32 b0 = offset_codes(words.load((16 * k + column) / 2), place);
-        const pc_uint32 b1 = offset_codes(words.load((16 * k + column) / 2 + 4), place);
+        const Shared<pc_uint64> words = (stage + (kWordRows == 2 ? n : 0) * Keys::kRowBytes).template as<pc_uint64>();
+        const int place = kWordRows == 2 ? row : 8 * n + row;
+        const pc_uint32 b0 = offset_codes<kBits>(words.load((16 * k + column) / 2), place);
+        const pc_uint32 b1 = offset_codes<kBits>(words.load((16 * k + column) / 2 + 4), place);
         pc_multiply<pc_bfloat16>(this->s_[n], high, b0, b1);
         pc_multiply<pc_bfloat16>(this->s_[n], low, b0, b1);  // fault: sealed_low_terms
       }
@@ -125,16 +140,18 @@ class SealedDecodeRows : public DecodeRows<Tile, ScoreOptions> {
   }
 
   // The value of code `place` of a word.
-  PC_MEMBER static float value_of(pc_uint32 word, int place, const ScalePair& pair) {
-    return number_of_code(word >> (place * Tile::kNumBits) & static_cast<pc_uint32>(Tile::kCodeMask), pair);
+  PC_MEMBER static float value_of(pc_uint32 word, int place, int bits, const ScalePair& pair) {
+    return number_of_code(word >> (place * bits) & ((1u << bits) - 1), pair);
   }
 
   PC_MEMBER static pc_uint32 load_word(const Shared<pc_uint8>& stage, int token, int word) {
     return (stage + (Tile::kValueWords + token * Tile::kValuePitch)).template as<pc_uint32>().load(word);
   }
 
-  // O += P V of a sealed tile.
+  // O += P V of a sealed tile. Values past the dims have codes of zero, and are not written.
+  template <int kBits>
   PC_MEMBER void accumulate_codes(const PcAttentionParams& p, const Shared<pc_uint8>& stage) {
+    constexpr int kInWord = 32 / kBits;  // codes
     const PcSealedPlane& value = sealed_params(p).value;
     const int first = 2 * (pc_lane() % 4), column = pc_lane() / 4;
     const int tokens[4] = {first, first + 1, first + 8, first + 9};
@@ -144,20 +161,21 @@ class SealedDecodeRows : public DecodeRows<Tile, ScoreOptions> {
     int group = 0, end = 0;  // of the group whose pairs are loaded
     PC_UNROLL
     for (int n = 0; n < Tile::kValueTiles; ++n) {
-      if (8 * n >= end) {  // uniform
+      const bool begins_group = 8 * n >= end && 8 * n < p.value_dim;  // fault: sealed_scales_past_dims
+      if (begins_group) {                                             // uniform
         PC_UNROLL
         for (int i = 0; i < 4; ++i) pairs[i] = load_pair(value.scale_type, stage, tokens[i], group);
         end += value.group;
         ++group;
       }
-      const int place = Tile::kInWord == 8 ? column : 8 * (n % 2) + column;
-      if (Tile::kInWord == 8 || n % 2 == 0) {
+      const int place = kInWord == 8 ? column : 8 * (n % 2) + column;
+      if (kInWord == 8 || n % 2 == 0) {
         PC_UNROLL
-        for (int i = 0; i < 4; ++i) words[i] = load_word(stage, tokens[i], 8 * n / Tile::kInWord);
+        for (int i = 0; i < 4; ++i) words[i] = load_word(stage, tokens[i], 8 * n / kInWord);
       }
       float v[4];
       PC_UNROLL
-      for (int i = 0; i < 4; ++i) v[i] = in_range_of<T>(value_of(words[i], place, pairs[i]));
+      for (int i = 0; i < 4; ++i) v[i] = in_range_of<T>(value_of(words[i], place, kBits, pairs[i]));
       pc_multiply<T>(this->o_[n], weights, pc_pack<T>(v[0], v[1]), pc_pack<T>(v[2], v[3]));
     }
   }
@@ -178,7 +196,7 @@ class SealedDecodeRows : public DecodeRows<Tile, ScoreOptions> {
   // Adds the contributions of these tokens to the rows that attend to them, and replaces their scales by zeros.
   PC_MEMBER void accumulate_not_finite_codes(const PcAttentionParams& p, const Shared<pc_uint8>& stage, int token) {
     const PcSealedPlane& value = sealed_params(p).value;
-    const int groups = p.value_dim / value.group;
+    const int groups = p.value_dim / value.group, in_word = 32 / value.bits;
     const int found = find_not_finite(value, groups, stage);
     if (found == 0) return;
     const ScoreRow rows[2] = {this->score_rows_.load(pc_lane() / 4), this->score_rows_.load(pc_lane() / 4 + 8)};
@@ -193,9 +211,11 @@ class SealedDecodeRows : public DecodeRows<Tile, ScoreOptions> {
         PC_UNROLL
         for (int n = 0; n < Tile::kValueTiles; ++n) {
           const int d = 8 * n + 2 * (pc_lane() % 4);
+          if (8 * n >= p.value_dim) continue;  // fault: sealed_not_finite_past_dims
           const ScalePair pair = load_pair(value.scale_type, stage, t, d / value.group);
-          const pc_uint32 word = load_word(stage, t, d / Tile::kInWord);
-          const float x = value_of(word, d % Tile::kInWord, pair), y = value_of(word, d % Tile::kInWord + 1, pair);
+          const pc_uint32 word = load_word(stage, t, d / in_word);
+          const float x = value_of(word, d % in_word, value.bits, pair);
+          const float y = value_of(word, d % in_word + 1, value.bits, pair);
           this->o_[n][2 * r] = pc_fma(weight, x, this->o_[n][2 * r]);
           this->o_[n][2 * r + 1] = pc_fma(weight, y, this->o_[n][2 * r + 1]);
         }
@@ -207,7 +227,7 @@ class SealedDecodeRows : public DecodeRows<Tile, ScoreOptions> {
     pc_sync_warp();  // fault: sealed_barrier_after_zeros
   }
 
-  int sealed_end_;  // tokens of the sequence in sealed blocks
+  int sealed_end_;  // tokens of the sequence in sealed blocks, in numbers if keys are selected
 };
 
 }  // namespace pagecore

@@ -7,7 +7,7 @@
 // that a tile of keys and values is read once for all query heads that share it. Every warp has rows of its own and
 // processes all keys:
 //
-//                64 keys of a tile (32 above 128 values)
+//                64 keys of a tile, or 32
 //              +--------------------------+
 //   warp 0     |                          |   Q   shared memory, ldmatrix
 //   warp 1     |  S = Q K^T               |   K   shared memory, ldmatrix; a warp uses a fragment for all of its rows
@@ -18,8 +18,9 @@
 //   warp ...   |  O += P V                |   O   registers
 //              +--------------------------+
 //
-// A warp has 32 rows, so that each fragment of K and V is used twice. It has 16 rows where registers are short: above
-// 128 values, and for transformed scores (Full).
+// A warp has 32 rows, so that each fragment of K and V is used twice. It has 16 rows where registers are short: for a
+// kValueDim above 128, and for transformed scores (Full). A tile has 32 keys where shared memory is short: for a
+// kValueDim above 128, and over sealed blocks for a kDim above 128.
 //
 // In flight: one tile of keys or one of values. The values are copied while their keys are multiplied, and the next
 // keys while the values are multiplied. The other CTA of the multiprocessor fills the remaining gaps. Slots are looked

@@ -4,15 +4,17 @@
 //     |
 //     | all threads unpack them
 //     v
-//   keys, values    [tokens, kDim] of T     rows of the caches are copied here by cp.async
+//   keys            [tokens, kDim] of T     rows of the caches are copied here by cp.async
+//   values          [tokens, kValueDim] of T
 //
 // Sealed blocks, and groups of their keys, are whole quarters of 16 tokens, so that a quarter is in one block and its
 // keys are in one group. A number is least + code * scale in float32, rounded to T; the tile is then multiplied as if
 // it came from a 16-bit cache (sealed_rows.cuh).
 //
 // In flight: as in PrefillFeed, the values while keys are multiplied, and the next keys while values are multiplied.
-// While a tile is unpacked, only the other CTA has copies in flight: keys and values share the memory of the words, so
-// that two CTAs fit an A100.
+// While a tile is unpacked, this CTA has no copies in flight: keys and values share the memory of the words, so that
+// two CTAs of 128 values or fewer fit an A100. There is no second CTA above 128 values and with Full options, whose
+// CTAs have 8 warps.
 #pragma once
 
 #include "cuda_src/attention/inputs/sealed.cuh"
@@ -27,6 +29,7 @@ class SealedFeed : public PrefillSource<Tile> {
   using T = typename Tile::Element;
   using Tables = BlockTables<true>;
   using Sealed = SealedRows<Tile>;
+  using Keys = typename Tile::Keys;
 
  public:
   PC_MEMBER explicit SealedFeed(const Shared<pc_uint8>& shared)
@@ -52,7 +55,7 @@ class SealedFeed : public PrefillSource<Tile> {
   PC_MEMBER void open_keys(const PcAttentionParams& p, const KeyRange& keys, int token) const {
     pc_wait_copies<0>();
     pc_sync_block();
-    const int rows = sealed_rows(token);
+    const int rows = count_sealed(token);
     if (rows != 0) {
       sealed().unpack_keys(sealed_params(p).key, rows);
       pc_sync_block();  // fault: prefill_sealed_barrier_after_keys
@@ -64,7 +67,7 @@ class SealedFeed : public PrefillSource<Tile> {
   PC_MEMBER void open_values(const PcAttentionParams& p, const KeyRange& keys, int token) {
     pc_wait_copies<0>();  // fault: prefill_sealed_wait
     pc_sync_block();
-    const int rows = sealed_rows(token);
+    const int rows = count_sealed(token);
     if (rows != 0) {
       sealed().unpack_values(sealed_params(p).value, p.value_dim, rows);
       pc_sync_block();  // fault: prefill_sealed_barrier_after_values
@@ -81,7 +84,7 @@ class SealedFeed : public PrefillSource<Tile> {
   PC_MEMBER Sealed sealed() const { return Sealed(this->shared_); }
 
   // Rows of the tile at `token` whose tokens are in sealed blocks: whole quarters.
-  PC_MEMBER int sealed_rows(int token) const {
+  PC_MEMBER int count_sealed(int token) const {
     return clamp(stored_tables().load(0).length() - token, 0, Tile::kTokens);
   }
 
@@ -112,14 +115,14 @@ class SealedFeed : public PrefillSource<Tile> {
 
   PC_MEMBER void copy_keys(const PcAttentionParams& p, const KeyRange& keys, int token) const {
     using Row = typename Tile::KeyRow;
-    const int rows = sealed_rows(token);
+    const int rows = count_sealed(token);
     if (rows != 0) copy_packed_keys(sealed_params(p).key, p.head_dim, keys, token, rows);
     if (rows != Tile::kTokens) copy_rows<Row>(p.key, Tile::kShape.keys_begin(), p.head_dim, keys, token, 0, rows);
     pc_commit_copies();
   }
   PC_MEMBER void copy_values(const PcAttentionParams& p, const KeyRange& keys, int token) const {
     using Row = typename Tile::ValueRow;
-    const int rows = sealed_rows(token), begin = Tile::kShape.values_begin();
+    const int rows = count_sealed(token), begin = Tile::kShape.values_begin();
     if (rows != 0) copy_packed_values(sealed_params(p).value, p.value_dim, keys, token, rows);
     if (rows != Tile::kTokens) copy_rows<Row>(p.value, begin, p.value_dim, keys, token, Tile::kTokens, rows);
     pc_commit_copies();
@@ -148,32 +151,21 @@ class SealedFeed : public PrefillSource<Tile> {
 
   // Starts to copy words and scales of keys. A quarter without keys of the item becomes zeros.
   PC_MEMBER void copy_packed_keys(const PcSealedPlane& key, int dim, const KeyRange& keys, int token, int rows) const {
-    const int head = pc_opaque(pc_block_y()), word_rows = key.bits / 2;
+    const int head = pc_opaque(pc_block_y());
     const Global<pc_uint8> words_of_head = Global<pc_uint8>(key.words) + head * key.head_stride;
     const Global<pc_uint8> scales_of_head = Global<pc_uint8>(key.scales) + head * key.scales_head_stride;
     PC_NO_UNROLL
-    for (int at = pc_opaque(pc_thread()); at < rows / 4 * Tile::kUnits; at += Tile::kThreads) {
-      const int quarter = at / (4 * Tile::kUnits), row = at / Tile::kUnits % 4, unit = at % Tile::kUnits;
-      if (!Sealed::has_unit(key, row, unit)) continue;
+    for (int at = pc_opaque(pc_thread()); at < rows / 16 * Keys::kUnits; at += Tile::kThreads) {
+      const int quarter = at / Keys::kUnits, unit = at % Keys::kUnits;
+      if (!Keys::has_unit(key, unit)) continue;
       const Slot slot = slots_.load(16 * quarter);
       const SharedAddress to = sealed().packed_keys().address(16 * at);
       const bool exists = has_quarter(keys, token + 16 * quarter);  // fault: prefill_sealed_quarters
-      if (row < 2) {
-        const pc_int64 word_row = slot.offset / 16 * word_rows + row;
-        const pc_int64 from = slot.block * key.block_stride + word_row * key.row_stride + unit * 16;
-        pc_copy_async(to, words_of_head, from, exists && 4 * unit < dim);  // fault: prefill_sealed_words_past_dims
-        continue;
-      }
-      const pc_int64 from = slot.block * key.scales_block_stride + slot.offset / key.group * key.scales_row_stride +
-                            (row - 2) * key.least_stride + unit * 16;
-      const int channel = unit * Sealed::scales_of_unit(key);
-      const bool has_scales = exists && channel < dim;  // fault: prefill_sealed_scales_past_dims
-      pc_copy_async(to, scales_of_head, from, has_scales);
+      Keys::copy_unit(key, dim, words_of_head, scales_of_head, slot.block, slot.offset, unit, to, exists);
     }
   }
 
-  // Starts to copy words and scales of values. Tokens that the item does not have become zeros. Words are copied 4 at a
-  // time if all rows are aligned.
+  // Starts to copy words and scales of values. Tokens that the item does not have become zeros.
   PC_MEMBER void copy_packed_values(const PcSealedPlane& value, int dim, const KeyRange& keys, int token,
                                     int rows) const {
     constexpr int kUnits = Tile::kPitch / 16, kWords = Tile::kPitch / 4;  // of a row
@@ -182,15 +174,11 @@ class SealedFeed : public PrefillSource<Tile> {
     const int head = pc_opaque(pc_block_y());
     const Global<pc_uint8> words_of_head = Global<pc_uint8>(value.words) + head * value.head_stride;
     const Global<pc_uint8> scales_of_head = Global<pc_uint8>(value.scales) + head * value.scales_head_stride;
-    const int num_words = dim * value.bits / 32;
-    const int num_scale_words = dim / value.group * (value.scale_type == PC_FLOAT32 ? 2 : 1);
-    const bool whole = (static_cast<pc_uint32>(value.words | value.block_stride | value.row_stride | value.head_stride |
-                                               4 * num_words) &
-                        15) == 0;
+    const SealedValueRow shape(value, dim);
     PC_NO_UNROLL
-    for (int at = pc_opaque(pc_thread()); whole && at < rows * kUnits; at += Tile::kThreads) {
+    for (int at = pc_opaque(pc_thread()); shape.is_whole && at < rows * kUnits; at += Tile::kThreads) {
       const int row = at / kUnits, byte = at % kUnits * 16;
-      if (byte >= 4 * num_words) continue;
+      if (byte >= 4 * shape.num_words) continue;
       const Slot slot = slots.load(row);
       const pc_int64 from = slot.block * value.block_stride + slot.offset * value.row_stride + byte;
       pc_copy_async(words.address(row * Tile::kPitch + byte), words_of_head, from, keys.has(token + row));
@@ -199,11 +187,11 @@ class SealedFeed : public PrefillSource<Tile> {
     for (int at = pc_opaque(pc_thread()); at < rows * kWords; at += Tile::kThreads) {
       const int row = at / kWords, byte = at % kWords * 4;
       const Slot slot = slots.load(row);
-      if (!whole && byte < 4 * num_words) {
+      if (!shape.is_whole && byte < 4 * shape.num_words) {
         const pc_int64 from = slot.block * value.block_stride + slot.offset * value.row_stride + byte;
         pc_copy_word_async(words.address(4 * at), words_of_head, from, keys.has(token + row));
       }
-      if (byte >= 4 * num_scale_words) continue;
+      if (byte >= 4 * shape.num_scale_words) continue;
       const pc_int64 from = slot.block * value.scales_block_stride + slot.offset * value.scales_row_stride + byte;
       const bool exists = keys.has(token + row);  // fault: prefill_sealed_scales_of_other_items
       pc_copy_word_async(scales.address(4 * at), scales_of_head, from, exists);

@@ -1,8 +1,7 @@
 // The rows of a tile of prefill.cu that are in sealed blocks: their words and scales in shared memory, and the numbers
 // that these become. Codes of keys and of values have 2 or 4 bits each.
 //
-//   keys, of a quarter       [2][kDim] words              a word has 16 or 8 tokens of a channel; of 2 bits one row
-//                            [2][kDim], 4 bytes each      scale and least number of up to 4 bytes
+//   keys, of a quarter       SealedKeys                   words and scales of 16 tokens
 //   values, of a tile        [tokens][kValueDim / 8]      words of 16 or 8 channels; of 2 bits half of a row
 //                            [tokens][kValueDim / 16][2]  4 bytes each: groups have 16 channels or more
 //
@@ -24,9 +23,8 @@ template <typename T, int kDim, typename ScoreOptions, int kValueDim>
 struct PrefillSealedTile : PrefillTile<T, kDim, ScoreOptions, kValueDim, 0, true> {
   using Base = PrefillTile<T, kDim, ScoreOptions, kValueDim, 0, true>;
   static constexpr bool kInPlace = Base::kShape.unpacks_in_place();
-  static constexpr int kUnits = kDim / 4;             // of 16 bytes, of a row of words of keys
-  static constexpr int kQuarterBytes = 4 * kDim * 4;  // of words and scales of keys
-  static constexpr int kPitch = kValueDim / 2;        // bytes, of a row of words, and of one of scales, of values
+  using Keys = SealedKeys<kDim>;                // of a quarter
+  static constexpr int kPitch = kValueDim / 2;  // bytes, of a row of words, and of one of scales, of values
   static constexpr int kScalesBegin = Base::kTokens * kPitch;  // of values
   // Tokens of a chunk of 8 dims that a thread unpacks: of keys adjacent tokens, of values every kRowStep-th.
   static constexpr int kOwn = Base::kTokens * Base::kLanes / Base::kThreads;
@@ -34,8 +32,13 @@ struct PrefillSealedTile : PrefillTile<T, kDim, ScoreOptions, kValueDim, 0, true
 
   static_assert(Base::kTokens % 16 == 0 && 8 % kOwn == 0, "a thread has keys of one word of each channel");
   static_assert(kPitch % 16 == 0, "rows are whole units of cp.async");
+  // The rows after a sealed quarter are copied from the caches while its words and scales are.
   static_assert(!kInPlace || kScalesBegin + 16 * kPitch <= 16 * Base::ValueRow::kBytes,
-                "words and scales of a quarter precede the rows of the next");
+                "words and scales of a quarter of values take no more than its rows");
+  static_assert(!kInPlace || Keys::kBytes <= 16 * Base::KeyRow::kBytes,
+                "words and scales of a quarter of keys take no more than its rows");
+  static_assert(!kInPlace || Keys::kBytes <= 16 * Base::ValueRow::kBytes,
+                "the rows of values have room for words and scales of keys");
 };
 
 // Words and scales of a tile, and the rows that they are unpacked to.
@@ -54,29 +57,22 @@ class SealedRows {
     return shared_ + (Tile::kInPlace ? Tile::kShape.values_begin() : Tile::kShape.sealed_begin());
   }
 
-  // Units of words and scales of a quarter of keys, 16 bytes each: the scales that a unit has, and whether a row of
-  // units has this one.
-  PC_MEMBER static int scales_of_unit(const PcSealedPlane& key) { return key.scale_type == PC_FLOAT32 ? 4 : 8; }
-  PC_MEMBER static bool has_unit(const PcSealedPlane& key, int row, int unit) {
-    return row < 2 ? row < key.bits / 2 : unit * scales_of_unit(key) < 4 * Tile::kUnits;
-  }
-
   // Unpacks the keys of the first `rows` tokens. A thread has a chunk of kOwn adjacent tokens: each word holds a
   // channel of all of them.
   PC_MEMBER void unpack_keys(const PcSealedPlane& key, int rows) const {
     using Row = typename Tile::KeyRow;
-    constexpr int kRowBytes = Tile::kUnits * 16;
+    using Keys = typename Tile::Keys;
     if (Tile::kInPlace) move_packed_keys(key, rows);
     const Shared<pc_uint8> source = Tile::kInPlace ? shared_ + Tile::kShape.values_begin() : packed_keys();
     const int thread = pc_opaque(pc_thread());
     const int first_row = thread / Tile::kLanes * Tile::kOwn, chunk = thread % Tile::kLanes;
-    if (first_row >= rows || 8 * chunk >= 4 * Tile::kUnits) return;
-    const Shared<pc_uint8> quarter = source + first_row / 16 * Tile::kQuarterBytes;
+    if (first_row >= rows || 32 * chunk >= Keys::kRowBytes) return;
+    const Shared<pc_uint8> quarter = source + first_row / 16 * Keys::kBytes;
     const int bit = first_row % 16 * key.bits;
-    const Shared<pc_uint32> words = (quarter + bit / 32 * kRowBytes).template as<pc_uint32>();
+    const Shared<pc_uint32> words = (quarter + bit / 32 * Keys::kRowBytes).template as<pc_uint32>();
     float scale[8], least[8];
-    load_eight(key.scale_type, quarter + 2 * kRowBytes, 8 * chunk, scale);
-    load_eight(key.scale_type, quarter + 3 * kRowBytes, 8 * chunk, least);
+    load_eight(key.scale_type, quarter + 2 * Keys::kRowBytes, 8 * chunk, scale);
+    load_eight(key.scale_type, quarter + 3 * Keys::kRowBytes, 8 * chunk, least);
     const pc_vector a = words.load_vector(8 * chunk), b = words.load_vector(8 * chunk + 4);
     pc_uint32 word[8];
     PC_UNROLL
@@ -128,10 +124,11 @@ class SealedRows {
  private:
   // Moves words and scales of keys to the rows of values.
   PC_MEMBER void move_packed_keys(const PcSealedPlane& key, int rows) const {
+    using Keys = typename Tile::Keys;
     const Shared<pc_uint8> target = shared_ + Tile::kShape.values_begin();
     PC_NO_UNROLL
-    for (int at = pc_opaque(pc_thread()); at < rows / 4 * Tile::kUnits; at += Tile::kThreads) {
-      if (!has_unit(key, at / Tile::kUnits % 4, at % Tile::kUnits)) continue;
+    for (int at = pc_opaque(pc_thread()); at < rows / 16 * Keys::kUnits; at += Tile::kThreads) {
+      if (!Keys::has_unit(key, at % Keys::kUnits)) continue;
       target.store_vector(16 * at, packed_keys().load_vector(16 * at));
     }
     pc_sync_block();  // fault: prefill_sealed_barrier_in_keys

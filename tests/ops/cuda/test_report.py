@@ -172,26 +172,32 @@ def test_quantised_caches_have_kernels(name, dims, query, served):
 @pytest.mark.parametrize(
     ("dims", "query", "more", "served"),
     [
-        ((128, 128), "bfloat16", {}, "decode_sealed<pc_bfloat16,4,128,Plain>"),
-        ((64, 64), "float16", {"sealed_bits": 2, "full": True}, "decode_sealed<pc_half,2,64,Full>"),
+        ((128, 128), "bfloat16", {}, "decode_sealed<pc_bfloat16,128,Plain>"),
+        ((64, 64), "float16", {"full": True}, "decode_sealed<pc_half,64,Full>"),
+        ((80, 96), "bfloat16", {}, "decode_sealed<pc_bfloat16,96,Plain>"),
+        ((64, 128), "bfloat16", {}, "decode_sealed<pc_bfloat16,128,Plain>"),
+        ((192, 128), "float16", {"full": True}, "decode_sealed<pc_half,192,Full,128>"),
+        ((256, 256), "bfloat16", {}, "decode_sealed<pc_bfloat16,256,Plain>"),
+        ((64, 64), "bfloat16", {"selected": True}, "decode_sealed<pc_bfloat16,64,Selected>"),
+        ((192, 128), "float16", {"selected": True}, "decode_sealed<pc_half,256,Selected>"),
         ((128, 128), "bfloat16", {"decode": False}, "prefill_sealed<pc_bfloat16,128,Plain>"),
-        ((64, 64), "float16", {"decode": False, "sealed_bits": 2, "full": True}, "prefill_sealed<pc_half,64,Full>"),
+        ((64, 64), "float16", {"decode": False, "full": True}, "prefill_sealed<pc_half,64,Full>"),
         ((80, 96), "bfloat16", {"decode": False}, "prefill_sealed<pc_bfloat16,96,Plain>"),
         ((192, 128), "float16", {"decode": False, "full": True}, "prefill_sealed<pc_half,192,Full,128>"),
         ((256, 256), "bfloat16", {"decode": False}, "prefill_sealed<pc_bfloat16,256,Plain>"),
         # Planes that matrix instructions do not read; dims, dtypes, rows and selections.
-        ((64, 64), "bfloat16", {"decode": False, "sealed_bits": 0}, "general_sealed<64,Plain>"),
+        ((64, 64), "bfloat16", {"decode": False, "sealed_matrix": False}, "general_sealed<64,Plain>"),
         ((64, 64), "bfloat16", {"decode": False, "selected": True}, "general_sealed<64,SelectedFull>"),
-        ((128, 128), "bfloat16", {"sealed_bits": 0}, "general_sealed<128,Plain>"),
-        ((96, 96), "bfloat16", {}, "general_sealed<128,Plain>"),
-        ((64, 128), "bfloat16", {}, "general_sealed<128,Plain>"),
+        ((128, 128), "bfloat16", {"sealed_matrix": False}, "general_sealed<128,Plain>"),
+        ((20, 64), "bfloat16", {}, "general_sealed<64,Plain>"),
+        ((264, 64), "bfloat16", {}, "general_sealed<512,Plain>"),
         ((64, 64), "float32", {"full": True}, "general_sealed<64,Full>"),
         ((64, 64), "bfloat16", {"aligned": False}, "general_sealed<64,Plain>"),
-        ((64, 64), "bfloat16", {"selected": True}, "general_sealed<64,SelectedFull>"),
+        ((64, 64), "bfloat16", {"selected": True, "full": True}, "general_sealed<64,SelectedFull>"),
     ],
 )
 def test_sealed_blocks_have_kernels(dims, query, more, served):
-    call = {"sealed": True, "sealed_bits": 4, "decode": True} | more
+    call = {"sealed": True, "sealed_matrix": True, "decode": True} | more
     assert attention_kernel(*dims, query, query, query, **call) == served
     assert instance(served)
 

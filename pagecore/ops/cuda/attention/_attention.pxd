@@ -52,7 +52,7 @@ cdef struct KernelQuery:
     bint full            # softcap, ALiBi or a mask
     bint selected        # blocks or tokens are selected
     bint sealed          # the first tokens are in sealed blocks
-    int sealed_bits      # of their keys, if matrix instructions serve the planes in the section; otherwise 0
+    bint sealed_matrix   # matrix instructions serve their planes in the section
 
 
 # Return the name of the kernel for few queries (decode) or for prefill, and write its launch shape to `shape`.

@@ -19,6 +19,6 @@ def attention_kernel(
     full: bool = False,
     selected: bool = False,
     sealed: bool = False,
-    sealed_bits: int = 0,
+    sealed_matrix: bool = False,
     decode: bool = False,
 ) -> str: ...

@@ -48,7 +48,7 @@ cdef extern from "cuda_src/abi/sealed.h" nogil:
 
 cdef extern from "pagecore/ops/cuda/attention/sealed_args.hpp" namespace "pagecore::cuda" nogil:
     void set_sealed(PcSealedAttentionParams& params, const SealedBlocks& blocks)
-    int matrix_bits(const PcSealedAttentionParams& params, bint prompts)
+    bint serves_sealed(const PcSealedAttentionParams& params, bint prompts)
 
 
 cdef int attention(
@@ -212,7 +212,7 @@ cdef int launch_all(
     query.key_format, query.value_format = stored.key.format, stored.value.format
     query.aligned, query.aligned_scales = plain_memory, plain_scales
     query.full = p.softcap != 0.0 or p.alibi_slopes != 0 or p.mask != 0
-    query.selected, query.sealed, query.sealed_bits = p.selection.entries != 0, older.key.bits != 0, 0
+    query.selected, query.sealed, query.sealed_matrix = p.selection.entries != 0, older.key.bits != 0, False
     if query.sealed:
         older.attention = p
     cdef PcLaunchShape shapes[PC_NUM_SECTIONS]
@@ -223,7 +223,7 @@ cdef int launch_all(
         loaded = None
         if launches or (work.has_plan and could_have_items(p, work, section)):
             if query.sealed:
-                query.sealed_bits = matrix_bits(older, section == PC_PROMPTS)
+                query.sealed_matrix = serves_sealed(older, section == PC_PROMPTS)
             name = select_kernel(query, section == PC_DECODE, &shapes[section])
             loaded = kernel(name, place.device_id, place.stream)
         ready.append(loaded if launches else None)

@@ -35,28 +35,28 @@ inline void set_sealed(PcSealedAttentionParams& params, const SealedBlocks& bloc
   params.num_blocks = clamped(blocks.num_blocks);
 }
 
-// Return the bits of the codes of keys if decode_sealed, or prefill_sealed, serves the planes of a call: 16 tokens are
-// in one group, and rows are whole units of cp.async. Numbers that become halves need scales of float16: others can
-// have any magnitude. Keys become halves in prompts alone. Codes of values may have other bits in prompts alone, which
-// copy rows of them by words if they must. Otherwise return 0.
-[[nodiscard]] inline int matrix_bits(const PcSealedAttentionParams& params, bool prompts) {
+// Return true if decode_sealed, or prefill_sealed, serves the planes of a call: 16 tokens are in one block, in one
+// group and in one unit of a selection, rows of keys are whole units of cp.async, and rows of values whole words.
+// Numbers that become halves need scales of float16: others can have any magnitude. Keys become halves in prompts
+// alone.
+[[nodiscard]] inline bool serves_sealed(const PcSealedAttentionParams& params, bool prompts) {
   const PcSealedPlane &key = params.key, &value = params.value;
   const auto all = [](auto... numbers) { return (uint64_t{0} | ... | static_cast<uint64_t>(numbers)); };
   const pc_int64 size = value.scale_type == PC_FLOAT32 ? 4 : 2;
-  const bool tiles =
-      (prompts || key.bits == value.bits) && params.attention.block_size % 16 == 0 && key.group % 16 == 0;
+  const PcSelection& selection = params.attention.selection;
+  const bool tiles = params.attention.block_size % 16 == 0 && key.group % 16 == 0 &&
+                     (selection.entries == 0 || selection.unit % 16 == 0);
   const bool keys =
       allows(all(key.words, key.block_stride, key.head_stride, key.row_stride, key.scales, key.scales_block_stride,
                  key.scales_head_stride, key.scales_row_stride, key.least_stride),
              16);
-  const bool words =
-      allows(all(value.words, value.block_stride, value.head_stride, value.row_stride), prompts ? 4 : 16);
+  const bool words = allows(all(value.words, value.block_stride, value.head_stride, value.row_stride), 4);
   const bool scales =
       allows(all(value.scales, value.scales_block_stride, value.scales_head_stride, value.scales_row_stride), 4);
   const bool pairs = value.least_stride == size && value.group_stride == 2 * size;
   const bool halves = value.scale_type == PC_FLOAT16 && (!prompts || key.scale_type == PC_FLOAT16);
   const bool in_range = params.attention.query_type != PC_FLOAT16 || halves;
-  return tiles && keys && words && scales && pairs && in_range ? key.bits : 0;
+  return tiles && keys && words && scales && pairs && in_range;
 }
 
 }  // namespace pagecore::cuda

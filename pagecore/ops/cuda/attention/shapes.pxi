@@ -41,19 +41,21 @@ cdef str select_kernel(const KernelQuery& query, bint decode, PcLaunchShape* sha
         dims = pc_matrix_dims(query.head_dim, query.value_dim)
     if dims.key == 0 or query.selected and (query.full or not decode):
         return _select_general("general", query, shape)
-    if query.selected:
-        # Few instances: dims are padded to a power of two.
-        dims.key = dims.value = 64 if dims.key == 64 else 128 if dims.key <= 128 else 256
-        shape[0] = pc_decode_shape(dims.key, dims.value)
-        return _matrix_name("decode", query.query_type, dims, "Selected")
     if decode:
-        shape[0] = pc_decode_shape(dims.key, dims.value)
-        return _matrix_name("decode", query.query_type, dims, "Full" if query.full else "Plain")
+        return _select_decode("decode", query, dims, shape)
     shape[0] = pc_prefill_shape(dims.key, dims.value, query.full)
     name = _matrix_name("prefill", query.query_type, dims, "Full" if query.full else _variant)
     if _variant != "Plain" and name not in _variant_names:
         _check_variant(name, query.full)
     return name
+
+
+cdef str _select_decode(str entry, const KernelQuery& query, PcMatrixDims dims, PcLaunchShape* shape):
+    if query.selected:  # few instances: dims are padded to a power of two
+        dims.key = dims.value = 64 if dims.key == 64 else 128 if dims.key <= 128 else 256
+    shape[0] = pc_decode_shape(dims.key, dims.value)
+    options = "Selected" if query.selected else "Full" if query.full else "Plain"
+    return _matrix_name(entry, query.query_type, dims, options)
 
 
 cdef str _select_general(str entry, const KernelQuery& query, PcLaunchShape* shape):
@@ -88,22 +90,17 @@ cdef str _select_stored(const KernelQuery& query, bint decode, PcLaunchShape* sh
 
 
 cdef str _select_sealed(const KernelQuery& query, bint decode, PcLaunchShape* shape):
-    cdef PcStoredKernel kernel
     cdef PcMatrixDims dims
     dims.key = 0
-    if query.aligned and query.sealed_bits != 0 and not query.selected and query.query_type != 0 and (
+    if query.aligned and query.sealed_matrix and query.query_type != 0 and (
             query.query_type == query.key_type == query.value_type):
         dims = pc_matrix_dims(query.head_dim, query.value_dim)
-    # Decode has no instances for other dims.
-    if dims.key == 0 or decode and (query.head_dim != query.value_dim or query.head_dim not in (64, 128)):
+    if dims.key == 0 or query.selected and (query.full or not decode):
         return _select_general("general_sealed", query, shape)
-    options = "Full" if query.full else "Plain"
     if decode:
-        kernel.type, kernel.bits, kernel.dim = <PcFloat>query.query_type, query.sealed_bits, dims.key
-        shape[0] = pc_decode_shape(dims.key, dims.value)
-        return _stored_name("decode_sealed", kernel, options)
+        return _select_decode("decode_sealed", query, dims, shape)
     shape[0] = pc_prefill_sealed_shape(dims.key, dims.value, query.full)
-    return _matrix_name("prefill_sealed", query.query_type, dims, options)
+    return _matrix_name("prefill_sealed", query.query_type, dims, "Full" if query.full else "Plain")
 
 
 cdef str _stored_name(str entry, PcStoredKernel kernel, str options):
@@ -161,7 +158,7 @@ def swap_prefill_variant(str name):
 def attention_kernel(
         int head_dim, int value_dim, query_dtype, key_dtype, value_dtype, *, int key_format=0, int value_format=0,
         bint aligned=True, bint aligned_scales=True, bint full=False, bint selected=False, bint sealed=False,
-        int sealed_bits=0, bint decode=False):
+        bint sealed_matrix=False, bint decode=False):
     """Return the name of the kernel that serves the decode or the prefill section of a call.
 
     Parameters
@@ -180,9 +177,8 @@ def attention_kernel(
         True if the call selects blocks or tokens.
     sealed : bool
         True if the first tokens of sequences are in sealed blocks; the caches are then without formats.
-    sealed_bits : int
-        Bits of the codes of keys in sealed blocks whose groups, strides and dtypes allow matrix instructions in the
-        section; otherwise 0.
+    sealed_matrix : bool
+        True if groups, strides and dtypes of the sealed blocks allow matrix instructions in the section.
     decode : bool
         True for sequences with few queries. False for prefill, and for all sequences of a batch-invariant call.
     """
@@ -193,7 +189,7 @@ def attention_kernel(
     query.value_type = DTYPES.index(value_dtype)
     query.key_format, query.value_format = key_format, value_format
     query.aligned, query.aligned_scales, query.full = aligned, aligned_scales, full
-    query.selected, query.sealed, query.sealed_bits = selected, sealed, sealed_bits
+    query.selected, query.sealed, query.sealed_matrix = selected, sealed, sealed_matrix
     return select_kernel(query, decode, &shape)
 
 
@@ -201,12 +197,10 @@ def launch_shape(str entry, tuple arguments):
     """Return the threads and the dynamic shared bytes of a block; None for kernels other than attention."""
     cdef PcLaunchShape shape
     value_dim = arguments[3] if len(arguments) > 3 else arguments[1] if len(arguments) > 1 else 0
-    if entry == "decode":
+    if entry in ("decode", "decode_sealed"):
         shape = pc_decode_shape(int(arguments[1]), int(value_dim))
     elif entry == "prefill":
         shape = pc_prefill_shape(int(arguments[1]), int(value_dim), arguments[2] == "Full")
-    elif entry == "decode_sealed":
-        shape = pc_decode_shape(int(arguments[2]), int(arguments[2]))
     elif entry == "prefill_sealed":
         shape = pc_prefill_sealed_shape(int(arguments[1]), int(value_dim), arguments[2] == "Full")
     elif entry == "decode_stored":
