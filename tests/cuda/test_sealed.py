@@ -373,9 +373,10 @@ def test_blocks_selected_for_matrix_instructions(cuda, dims, bits, size):
     for (i, head), count in np.ndenumerate(counts):
         lists[i, head, :count] = np.sort(rng.permutation(-(-int(case.plain.seq_lens[i]) // size))[:count])
     lists[0, 1, :3] = [128 // size - 1, 128 // size, 199 // size]
-    if cuda.is_emulated:
-        cuda.runtime.launched.clear()
-    out, lse = run(cuda, case, blocks=lists, block_counts=counts)
+    results = [run(cuda, case, blocks=lists, **more) for more in ({}, {"block_counts": counts})]
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, other)
+    out, lse = results[0]
     if cuda.is_emulated:
         dim = 64 if max(dims) <= 64 else 128 if max(dims) <= 128 else 256
         assert f"decode_sealed<pc_bfloat16,{dim},Selected>" in cuda.runtime.launched
@@ -462,6 +463,16 @@ def test_contents_of_device_arrays_that_are_wrong_read_nothing_outside(cuda):
         for block in (-1, 10**6, len(right.key)):
             case.sealed = right._replace(block_table=np.full_like(right.block_table, block))
             run(cuda, case)
+
+
+def test_selected_blocks_and_their_numbers_that_are_wrong_read_nothing_outside(cuda):
+    case = make_sealed_case(Shape((150, 90), (4, 1), heads=(4, 1), **BF16), (4, 2), (16, 16))
+    for lists, counts in (
+        ([[0, 5, 10**6], [1, 2, 2**31 - 1]], [3, 3]),
+        ([[0, 2, 5], [0, 1, 2]], [2**31 - 1, -5]),
+        ([[8, 2, 1], [4, 4, 4]], [3, 3]),
+    ):
+        run(cuda, case, blocks=np.array(lists, np.int32)[:, None], block_counts=np.array(counts, np.int32)[:, None])
 
 
 REFUSALS: list[tuple[dict[str, Any], Any, str]] = [
