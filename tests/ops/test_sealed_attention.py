@@ -75,6 +75,19 @@ def test_scales_too_small_for_integers_are_unpacked():
         case.check()
 
 
+@on_every_isa
+def test_sums_of_the_largest_codes_and_digits_are_exact():
+    """All products have the same sign and the largest magnitude that 16 bits have room for."""
+    for bits in (4, 2):
+        case = make_sealed_case(Shape(heads=(8, 2), dims=(128, 128), block_size=32, **FEW), (bits, bits))
+        blocks = np.isnan(case.plain.key_cache.astype(np.float32)).all(axis=(1, 2, 3))
+        case.sealed.key[...] = case.sealed.value[...] = -1
+        case.sealed.key_scale[...], case.sealed.value_scale[...] = [[0.5], [-1.0]], [0.5, -1.0]
+        case.key_numbers[blocks] = case.value_numbers[blocks] = (2**bits - 1) * 0.5 - 1.0
+        case.plain.query[...] = 0.25
+        case.check()
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "window": {"window": 20},
     "chunk": {"chunk": 32},

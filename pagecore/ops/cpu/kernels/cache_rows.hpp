@@ -2,7 +2,7 @@
 //
 // Plain rows are read where they are. Rows of a quantised cache are unpacked to bfloat16, a tile of a head at a time,
 // into memory that stays in L1; or, where pairs of bfloat16 are multiplied, packed as a panel of pairs. Few query rows
-// are multiplied with the codes. With sealed blocks, rows that are not multiplied so are unpacked to float32.
+// are multiplied with the codes. Tiles with sealed tokens that are not multiplied so are unpacked to float32.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/codes/accumulate_codes_amx.hpp"
@@ -46,19 +46,21 @@ class CacheRows {
   }
 
   // The type of the numbers that read() returns.
-  [[nodiscard]] Float type() const { return has_sealed() ? Float::F32 : number_type(cache_); }
+  [[nodiscard]] Float type(const RowOffsets& places) const {
+    return has_sealed(places) ? Float::F32 : number_type(cache_);
+  }
   [[nodiscard]] int64_t stored_bytes() const { return row_bytes_; }
   // True if the rows of a head are read page by page (prefetch.hpp).
   [[nodiscard]] bool by_pages() const {
     const bool contiguous = cache_.token_stride == row_bytes_ && cache_.block_size * row_bytes_ >= kLeastRun;
-    return reads_by_pages_ && type() != Float::F32 && contiguous;
+    return reads_by_pages_ && !has_sealed() && number_type(cache_) != Float::F32 && contiguous;
   }
 
   // The rows of `head` at the places of a tile. Unpacked rows are valid until the next call with the same memory;
   // unpacking prefetches `next_rows` and clears it.
   TokenRows read(const RowOffsets& places, int64_t head, const TileUse& use, NextRows& next_rows,
                  uint16_t* memory) const {
-    if (has_sealed()) {
+    if (has_sealed(places)) {
       auto* const rows = reinterpret_cast<float*>(memory);
       unpack_sealed(sealed_, is_key_, cache_, places, head_begin_ + head, use, rows, stride_);
       return {reinterpret_cast<const char*>(rows), offsets_};
@@ -118,12 +120,16 @@ class CacheRows {
   // false, having changed nothing but scores, if the tile has to be read.
   [[nodiscard]] bool multiplies_sealed() const { return multiplies_sealed_; }
   [[nodiscard]] bool score_sealed(const HeadRows& rows, const RowOffsets& places, int64_t head,
-                                  const Scratch& scratch) const {
-    return PC_ISA::score_sealed(rows, sealed_, cache_, places, head_begin_ + head, scratch);
+                                  const SealedAhead& ahead, const Scratch& scratch) const {
+    return PC_ISA::score_sealed(rows, sealed_, cache_, places, head_begin_ + head, ahead, scratch);
   }
   [[nodiscard]] bool accumulate_sealed(const HeadRows& rows, const RowOffsets& places, int64_t head,
-                                       const Scratch& scratch) const {
-    return PC_ISA::accumulate_sealed(rows, sealed_, cache_, places, head_begin_ + head, scratch);
+                                       const SealedAhead& ahead, const Scratch& scratch) const {
+    return PC_ISA::accumulate_sealed(rows, sealed_, cache_, places, head_begin_ + head, ahead, scratch);
+  }
+  // The sealed tokens of `head` for these to prefetch; `places` may be null.
+  [[nodiscard]] SealedAhead sealed_ahead(const RowOffsets* places, int64_t head) const {
+    return {sealed_, is_key_, cache_, has_sealed() ? places : nullptr, head_begin_ + head};
   }
 
   // The rows of `head` for the kernels to prefetch.
@@ -160,6 +166,7 @@ class CacheRows {
 
  private:
   [[nodiscard]] bool has_sealed() const { return sealed_.bits != 0; }
+  [[nodiscard]] bool has_sealed(const RowOffsets& places) const { return has_sealed() && places.num_sealed > 0; }
   [[nodiscard]] bool has_token_factors() const {
     return cache_.format == Format::E4M3Token || cache_.format == Format::I8Token || cache_.format == Format::I4Token;
   }

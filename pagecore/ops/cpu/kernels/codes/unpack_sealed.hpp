@@ -149,8 +149,6 @@ void unpack_sealed_values(const SealedHead& head, int64_t begin, int64_t end, in
   }
 }
 
-constexpr TileUse kWholeTile{0, kTileTokens, nullptr};
-
 // Calls visit(first, last, block, token) for each run of sealed tokens in use that follow each other in a block.
 template <typename Visit>
 PC_FORCE_INLINE void for_each_sealed_run(const RowOffsets& places, const TileUse& use, int64_t block_size,
@@ -160,6 +158,18 @@ PC_FORCE_INLINE void for_each_sealed_run(const RowOffsets& places, const TileUse
     const int64_t slot = places.codes[t], block = slot / block_size, token = slot - block * block_size;
     int last = t + 1;
     while (last < end && last - t < block_size - token && places.codes[last] == slot + last - t) ++last;
+    visit(t, last, block, token);
+    t = last;
+  }
+}
+
+// The same for a tile of sealed tokens alone, which follow each other in the sequence.
+template <typename Visit>
+PC_FORCE_INLINE void for_each_sealed_block(const RowOffsets& places, int64_t block_size, Visit&& visit) {
+  for (int t = 0; t < kTileTokens;) {
+    const int64_t slot = places.codes[t], block = slot / block_size, token = slot - block * block_size;
+    const int64_t count = block_size - token, left = kTileTokens - t;
+    const int last = t + static_cast<int>(count < left ? count : left);
     visit(t, last, block, token);
     t = last;
   }

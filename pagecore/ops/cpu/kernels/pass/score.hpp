@@ -41,7 +41,7 @@ inline void score_numbers(const Pass& pass, const Tile& tile, int64_t head, Next
       return score_packed_pairs(*pass.tiles, rows, keys, use, next, dim, pass.scratch);
     }
   }
-  with_float(pass.keys.type(), [&]<Float K>() {
+  with_float(pass.keys.type(tile.keys), [&]<Float K>() {
     if (pass.score_path == ScorePath::Rows) return score_rows<K>(rows, keys, next, dim);
     score_packed<K>(rows, keys, use, next, dim, pass.scratch);
   });
@@ -51,7 +51,10 @@ inline void score_numbers(const Pass& pass, const Tile& tile, int64_t head, Next
 inline void score(const Pass& pass, const Tile& tile, int64_t head) {
   const bool in_place = pass.choices.in_place();
   if (pass.keys.multiplies_sealed() && pass.is_sealed(tile, tile.keys) &&
-      pass.keys.score_sealed(pass.rows_of(head), tile.keys, head, pass.scratch)) {
+      pass.keys.score_sealed(
+          pass.rows_of(head), tile.keys, head,
+          pass.is_last(head) ? pass.values.sealed_ahead(&tile.values, 0) : pass.keys.sealed_ahead(&tile.keys, head + 1),
+          pass.scratch)) {
     return;
   }
   const NextRows next = in_place && !pass.is_last(head)
