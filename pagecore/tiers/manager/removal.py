@@ -1,4 +1,4 @@
-"""Entries of a prefix that stores are asked to delete."""
+"""Entries that stores are asked to delete: those of a prefix, or all that they have."""
 
 from __future__ import annotations
 
@@ -12,7 +12,30 @@ from pagecore.tiers.keys import lane_keys
 from pagecore.tiers.manager.port import Flags, Positions, Spans
 from pagecore.tiers.store import Keys
 
-__all__ = ["Removal"]
+__all__ = ["Clearing", "Removal"]
+
+
+class Clearing:
+    """The removal of all entries of stores.
+
+    Attributes
+    ----------
+    num_open : int
+        Stores that have not answered.
+    failures : list of str
+        Each store that has kept entries, how many, and the reason.
+    """
+
+    def __init__(self) -> None:
+        self.num_open = 0
+        self.failures: list[str] = []
+
+    def end(self, name: str, ok: Flags, error: str | None) -> None:
+        """Take the answer of a store."""
+        self.num_open -= 1
+        kept = len(ok) - int(np.count_nonzero(ok))
+        if kept:
+            self.failures.append(f"{name} has kept {kept} of {len(ok)} entries ({error or 'without a reason'})")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

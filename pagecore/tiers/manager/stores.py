@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pagecore.cache.prefix.retention import reusable
 from pagecore.cache.sequences._sequences import token_ids
-from pagecore.errors import PagecoreError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import PagecoreError, StoreError, UnsupportedDtype, UnsupportedOption
 from pagecore.tiers.keys import Fingerprint, content_chain, lane_keys
 from pagecore.tiers.manager.arguments import checked_media, checked_seconds, checked_spans, require_fingerprint
 from pagecore.tiers.manager.ledger import Ledger
@@ -22,7 +22,7 @@ from pagecore.tiers.manager.load import Load
 from pagecore.tiers.manager.origins import HOST, Origins
 from pagecore.tiers.manager.policy import PrefixPlanner
 from pagecore.tiers.manager.port import DeviceSide, Flags, HostSide, Positions, Prefix, Spans
-from pagecore.tiers.manager.removal import Removal
+from pagecore.tiers.manager.removal import Clearing, Removal
 from pagecore.tiers.manager.requests import Request
 from pagecore.tiers.manager.running import Agree, RunningLoads
 from pagecore.tiers.manager.stats import RequestStats
@@ -102,6 +102,7 @@ class StoreSide:
         self.loaded = Origins(self.planner.block_size, num_origins)
         self.media = ("GPU", "CPU", *dict.fromkeys(port.medium for port in self.ports))
         self._num_removals = 0
+        self._ended: list[Request] = []  # in `drain`, until `poll` returns them
         self._loads = RunningLoads(agree, pin_seconds, self._copy_nearer)
         lock = RLock()
         self.held = held if held is not None else lambda: lock
@@ -146,6 +147,13 @@ class StoreSide:
 
     def poll(self) -> list[Request]:
         """Take the ends of batches; return the requests that ended since the last call, other than in `request`."""
+        with self.held():
+            self._check_open()
+            kept, self._ended = self._ended, []
+            return [*kept, *self.advance()]
+
+    def advance(self) -> list[Request]:
+        """Take the ends of batches; return the requests that end with them, which `poll` does not return again."""
         with self.held():
             self._check_open()
             for port in self.ports:
@@ -211,14 +219,28 @@ class StoreSide:
                 )
         return ports
 
-    def clear(self, ports: Iterable[StorePort]) -> None:
-        """Delete all entries of stores that can be cleared."""
+    def clear(self, entries: Iterable[tuple[StorePort, Keys]]) -> Clearing:
+        """Begin to delete entries; `finish` waits for the stores."""
+        clearing = Clearing()
         with self.held():
-            for port in ports:
-                keys = port.keys()
+            for port, keys in entries:
                 if len(keys):
                     self._num_removals += 1
-                    port.remove(keys, self._cleared)
+                    clearing.num_open += 1
+                    port.remove(keys, partial(self._cleared, clearing, port.store.name))
+        return clearing
+
+    def finish(self, clearing: Clearing) -> None:
+        """Wait until the stores have answered; raise StoreError if one has kept an entry."""
+        while clearing.num_open:
+            self._progress()
+            if clearing.num_open:
+                self.wait(0.05)
+        if clearing.failures:
+            raise StoreError(
+                f"not all entries were deleted: {'; '.join(clearing.failures)}; everything else that was named is "
+                "cleared: clear again later, or clear the store by its own tools"
+            )
 
     def release_ended(self) -> None:
         """End the pins of all requests that have ended."""
@@ -233,11 +255,11 @@ class StoreSide:
     def drain(self, timeout: float | None = None) -> bool:
         """Wait until no batch is open, with polls; return False if `timeout` seconds pass first.
 
-        Requests that end meanwhile are not returned by a later `poll`.
+        The next `poll` returns the requests that end meanwhile.
         """
         end = None if timeout is None else time.monotonic() + timeout
         while True:
-            self.poll()
+            self._progress()
             if not self.num_pending and not self._loads.num_open:
                 return True
             left = None if end is None else end - time.monotonic()
@@ -364,8 +386,9 @@ class StoreSide:
         gone = removal.marked(ok)
         port.note(removal.tokens, removal.namespace, removal.spans, gone, removal.keys, forgets=True)
 
-    def _cleared(self, _ok: Flags, _error: str | None) -> None:
+    def _cleared(self, clearing: Clearing, name: str, ok: Flags, error: str | None) -> None:
         self._num_removals -= 1
+        clearing.end(name, ok, error)
 
     def _write(self, prefix: Prefix) -> int:
         tokens, spans = prefix.tokens[: prefix.stop], prefix.spans
@@ -381,6 +404,11 @@ class StoreSide:
             prefix.start // self.planner.block_size,
             lambda lane, places: lane_keys(chain[places], lane),
         )
+
+    def _progress(self) -> None:
+        """Take the ends of batches; the next `poll` returns the requests that end with them."""
+        with self.held():
+            self._ended += self.advance()
 
     def _advance(self) -> list[Request]:
         return self._loads.advance(self._clock())

@@ -9,6 +9,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from pagecore.errors import StoreError
+from pagecore.tiers.arguments import checked_keys
 from pagecore.tiers.manager.ledger import Ledger
 from pagecore.tiers.manager.port import Flags, Positions, Spans
 from pagecore.tiers.store import (
@@ -93,9 +95,15 @@ class StorePort:
         return self.can_remove and isinstance(store, EntryLister) and store.can_list
 
     def keys(self) -> Keys:
-        """Return the keys of all entries of a store that `can_clear`."""
+        """Return the keys of all entries of a store that `can_clear`; raise StoreError if it cannot list them now."""
         assert isinstance(self.store, EntryLister)
-        return self.store.keys()
+        try:
+            return checked_keys(self.store.keys())
+        except Exception as error:  # as in _submit
+            raise StoreError(
+                f"the store {self.store.name} cannot list its entries: {type(error).__name__}: {error}; nothing was "
+                f"evicted: clear again later, or leave {self.medium} out of media"
+            ) from error
 
     def lookup(self, keys: Keys, ended: Ended) -> int | None:
         """Submit a look-up; return its ticket, or None if the store refused it."""

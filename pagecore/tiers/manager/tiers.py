@@ -340,32 +340,42 @@ class Tiers(CacheObserver):
         """Evict all prefixes that nothing uses from some media; return the blocks that device and host freed.
 
         Waits until no copy, load or write runs, and ends the pins of requests that have ended. What sequences and pins
-        of the caller use stays. Stores delete their entries in batches that end in `poll` or `drain`;
+        of the caller use stays. The call then waits until the stores have deleted the entries that they listed;
         `StoreStats.num_removed` counts them.
+
+        A prefix that the host keeps counts as written: after ``clear(["DISK"])`` it reaches the disk again only by
+        `save`, or once it is computed after the host has lost it. Name "CPU" as well to have everything written anew.
 
         Parameters
         ----------
         media : collection of {"GPU", "CPU", "DISK", "EXTERNAL"}
-            The device, the host tier, and the stores of a medium. A store has to list its entries
-            (`pagecore.tiers.EntryLister`), as `DiskStore` does; services that many processes share do not.
+            The device, the host tier, and the stores of a medium; "CPU" names the host tier and stores of that medium.
+            A store has to list its entries (`pagecore.tiers.EntryLister`), as `DiskStore` does; services that many
+            processes share do not.
 
         Raises
         ------
         UnsupportedOption
             The tiers are closed, an unknown medium, or a store that cannot be cleared; nothing is evicted.
+        StoreError
+            A store cannot list its entries, and nothing is evicted; or it has kept some of them, such as while its
+            circuit breaker is open, and everything else is cleared.
         """
         self._require_open()
         named = checked_media(media, get_args(AnyMedium))
-        ports = self._stores.ports_to_clear(named - {"GPU", "CPU"})
+        ports = self._stores.ports_to_clear(named - {"GPU"})
         self.drain()
         freed = 0
         with Held(self._parts.state.lock):
+            self.drain()  # what other threads have begun meanwhile
+            entries = [(port, port.keys()) for port in ports]
             self._stores.release_ended()
             if "GPU" in named:
                 freed += self.cache.clear_prefix_cache()
             if "CPU" in named:
                 freed += self.host.clear()
-            self._stores.clear(ports)
+            clearing = self._stores.clear(entries)
+        self._stores.finish(clearing)
         return freed
 
     def revoke_prefix(
@@ -418,13 +428,14 @@ class Tiers(CacheObserver):
         if not isinstance(request, Request):
             raise UnsupportedOption(f"expected a Request (as returned by request), got {shown(request)}")
         timeout = checked_timeout(timeout)
-        self._stores.wait_for(request, timeout, self.poll)
+        self._stores.wait_for(request, timeout, self._advance)
         return request
 
     def drain(self, timeout: float | None = None) -> bool:
         """Wait until no copy, load or write runs; return False if `timeout` seconds pass first.
 
-        Spilled ends of prefixes that wait for their beginnings are published and written, too.
+        Spilled ends of prefixes that wait for their beginnings are published and written, too. The next `poll` returns
+        the requests that end meanwhile.
         """
         timeout = checked_timeout(timeout)
         with suppress(PagecoreError):  # counted by the host tier
@@ -472,6 +483,10 @@ class Tiers(CacheObserver):
                 self.host.is_exclusive = False
             else:
                 self.host.close()
+
+    def _advance(self) -> None:
+        self._write()
+        self._stores.advance()
 
     def _require_open(self) -> None:
         if self._is_closed:
