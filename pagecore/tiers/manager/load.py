@@ -7,8 +7,9 @@ Q2: Host memory is taken after the look-up, in chunks; a chunk belongs to the st
 Q3: Chunks are published in order, after verification. The first entry that fails ends the prefix; chunks after it are
     given back.
 Q4: The prefix that the host has is pinned from the beginning of the search until the request is released.
-Q5: A request that lacks a block which an older one searches or loads waits until that one has ended. It then searches,
-    unless yet another one does; a block that the stores did not have is searched by all who waited, at once.
+Q5: A request that lacks a block which an older one searches or loads waits until that one has ended, if both ask one
+    store. It then searches, unless yet another one does; a block that the stores did not have is searched by all who
+    waited and ask no other store, at once.
 Q6: What arrives after the deadline is published when it arrives; the request is retired when nothing is open.
 """
 
@@ -61,18 +62,22 @@ class Load:
     # -- search --------------------------------------------------------------------------------------------------
 
     def lacks_what(self, other: Load) -> bool:
-        """Return True if another request that has not ended searches or loads the first block that this one lacks."""
+        """Return True if another request searches or loads the first block that this one lacks, in a store of both."""
         block = self._first_missing
         own, chain = self.request.chain, other.request.chain
         if not other.request.loads or other.has_ended or own is None or chain is None:
             return False
-        if not block < min(self._search.num_blocks, len(chain)):
+        if not block < min(self._search.num_blocks, len(chain)) or not self._asked & other._asked:
             return False
         return bool((own[block] == chain[block]).all())
 
     @property
     def _first_missing(self) -> int:
         return self.request.num_host_tokens // self.around.planner.block_size
+
+    @property
+    def _asked(self) -> set[int]:
+        return {port.index for port in self._search.asked}
 
     @property
     def has_ended(self) -> bool:
@@ -104,7 +109,8 @@ class Load:
         self._look()
         if self.is_expired or self._pin is None:
             return
-        self._waits_for = None if other.has_missed(self._first_missing) else leader_of(self)
+        has_missed = self._asked <= other._asked and other.has_missed(self._first_missing)
+        self._waits_for = None if has_missed else leader_of(self)
         if self._waits_for is None:
             self.search()
 

@@ -36,6 +36,8 @@ class Search:
 
     Attributes
     ----------
+    asked : list of StorePort
+        The stores of the request's media.
     num_blocks : int
         Whole blocks of the prefix.
     num_unanswered : int
@@ -49,6 +51,8 @@ class Search:
     def __init__(self, around: Surroundings, request: Request) -> None:
         self._around = around
         self._request = request
+        media = request.media
+        self.asked = [port for port in around.ports if media is None or port.medium in media]
         self.num_blocks = request.max_tokens // around.planner.block_size
         self.num_unanswered = 0
         self.has_ended = False
@@ -72,13 +76,11 @@ class Search:
         if not len(keys):
             self.skip()
             return
-        media = self._request.media
-        asked = [port for port in self._around.ports if media is None or port.medium in media]
         for port in self._around.ports:
-            if port not in asked:
+            if port not in self.asked:
                 self._answers[port.index] = [np.zeros(len(lane), np.bool_) for lane in self._searched]
-        self.num_unanswered = len(asked)
-        for port in asked:
+        self.num_unanswered = len(self.asked)
+        for port in self.asked:
             self._lookups.append((port, port.lookup(keys, partial(self._answered, port))))
 
     def skip(self) -> None:

@@ -81,6 +81,36 @@ def test_a_look_up_waits_for_no_load_and_delays_none(world):
     assert end(w, loaded).num_tokens == 24
 
 
+@pytest.mark.parametrize(("first", "second"), [(None, ()), (("EXTERNAL",), ("DISK",)), (("DISK",), ("CPU",)), ((), ())])
+def test_a_request_waits_for_no_load_of_stores_that_it_does_not_ask(world, first, second):
+    w = world(3)
+    put(w.stores[0], w.host, PROMPT)
+    put(w.stores[1], w.host, PROMPT)
+    older = w.side.request(PROMPT, media=first)
+    newer = w.side.request(PROMPT, media=second)
+    for _ in range(2 * ("DISK" in second)):
+        w.stores[0].finish_all()
+        w.side.poll()
+    assert newer.has_ended
+    assert newer.num_tokens == (24 if "DISK" in second else 0)
+    assert older.has_ended == (first == ())
+    end(w, older)
+    assert older.num_tokens == (0 if first == () else 24)
+
+
+def test_those_that_wait_for_a_request_of_fewer_media_load_once(world):
+    w = world(2)
+    put(w.stores[1], w.host, PROMPT)
+    disk = w.side.request(PROMPT, media=("DISK",))
+    both = [w.side.request(PROMPT), w.side.request(PROMPT)]
+    assert [len(store.batches) for store in w.stores] == [1, 0]
+    w.stores[0].finish_all()
+    assert w.side.poll() == [disk]
+    assert [len(store.batches) for store in w.stores] == [1, 1], "the first of both searches, the other one waits"
+    for request in both:
+        assert end(w, request).num_tokens == 24
+
+
 def test_a_look_up_pins_the_host_until_it_is_released(world):
     w = world()
     w.host.fill(PROMPT, stop=8)
