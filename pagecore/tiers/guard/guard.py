@@ -174,6 +174,11 @@ class Guard:
         return self._submit(Kind.STORE, keys, checked_pieces(pieces, len(keys)), before)
 
     @property
+    def read_only(self) -> bool:
+        """True if the guard stores and removes nothing."""
+        return self._core.read_only
+
+    @property
     def takes_entries(self) -> bool:
         """False if the guard is read-only or the store takes no entries, so that `Tiers` writes none."""
         store: object = self._core.store
@@ -202,8 +207,16 @@ class Guard:
         return isinstance(store, EntryLister) and store.can_list
 
     def keys(self) -> Keys:
-        """Return the keys of all entries of a store that lists them, and none of another."""
+        """Return the keys of all entries of a store that lists them, and none of another.
+
+        Raises
+        ------
+        StoreError
+            The guard has no client: it is being reopened, or the guard is closed.
+        """
         store: object = self._core.store
+        if store is None:
+            raise StoreError(f"the store {self.name} is being reopened or was closed; list its entries later")
         if isinstance(store, EntryLister) and store.can_list:
             return store.keys()
         return np.empty((0, KEY_BYTES), np.uint8)

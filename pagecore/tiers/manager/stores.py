@@ -209,14 +209,10 @@ class StoreSide:
                 port.remove(removal.all_keys(), partial(self._removed, port, removal))
 
     def ports_to_clear(self, media: frozenset[Medium]) -> list[StorePort]:
-        """Return the stores of some media; raise UnsupportedOption if one cannot be cleared."""
+        """Return the stores of some media; raise UnsupportedOption if one cannot be cleared, StoreError if not now."""
         ports = [port for port in self.ports if port.medium in media]
         for port in ports:
-            if not port.can_clear:
-                raise UnsupportedOption(
-                    f"the store {port.store.name} cannot list and delete its entries; leave {port.medium} out of "
-                    "media, and clear it by its own tools"
-                )
+            port.require_clear()
         return ports
 
     def clear(self, entries: Iterable[tuple[StorePort, Keys]]) -> Clearing:

@@ -9,8 +9,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.errors import StoreError
+from pagecore.errors import StoreError, UnsupportedOption
 from pagecore.tiers.arguments import checked_keys
+from pagecore.tiers.guard import Guard
 from pagecore.tiers.manager.ledger import Ledger
 from pagecore.tiers.manager.port import Flags, Positions, Spans
 from pagecore.tiers.store import (
@@ -88,14 +89,24 @@ class StorePort:
         store: object = self.store
         return isinstance(store, EntryRemover) and store.can_remove
 
-    @property
-    def can_clear(self) -> bool:
-        """True if the store lists its entries, and deletes them on request."""
+    def require_clear(self) -> None:
+        """Raise UnsupportedOption if the store cannot be cleared, and StoreError if it has no client now."""
         store: object = self.store
-        return self.can_remove and isinstance(store, EntryLister) and store.can_list
+        other = f"or leave {self.medium} out of media"
+        if isinstance(store, Guard) and store.store is None:
+            raise StoreError(f"the store {store.name} is being reopened; clear again later, {other}")
+        if isinstance(store, Guard) and store.read_only:
+            reason = "its guard is read-only; clear it in a process that writes it"
+        elif not (isinstance(store, EntryLister) and store.can_list):
+            reason = "it does not list its entries; clear it by its own tools"
+        elif not self.can_remove:
+            reason = "it does not delete entries on request; clear it by its own tools"
+        else:
+            return
+        raise UnsupportedOption(f"the store {self.store.name} cannot be cleared: {reason}, {other}")
 
     def keys(self) -> Keys:
-        """Return the keys of all entries of a store that `can_clear`; raise StoreError if it cannot list them now."""
+        """Return the keys of all entries of a store that can be cleared; raise StoreError if it does not list them."""
         assert isinstance(self.store, EntryLister)
         try:
             return checked_keys(self.store.keys())

@@ -28,6 +28,14 @@ class Lister(MemoryStore):
         return np.frombuffer(b"".join(self.data), np.uint8).reshape(-1, KEY_BYTES)
 
 
+class Keeper(Lister):
+    """A store that lists its entries and deletes none."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.can_remove = False
+
+
 def gone():
     raise OSError("the disk is gone")
 
@@ -180,6 +188,20 @@ def test_entries_that_a_store_keeps_are_an_error(disk):
         assert not store.data
 
 
+def test_a_store_without_a_client_is_an_error_before_anything_is_evicted():
+    store = Lister(medium="DISK")
+    guard = Guard(store)
+    with Served([guard]) as served:
+        served.serve(PROMPTS[0])
+        guard._core.store = None  # as while `reopen` makes a new client
+        with pytest.raises(StoreError, match="memory is being reopened"):
+            served.tiers.clear(["GPU", "DISK"])
+        with pytest.raises(StoreError, match="memory is being reopened"):
+            guard.keys()
+        guard._core.store = store
+        assert there(served, PROMPTS[0], ()) == (LENGTH, LENGTH, LENGTH)
+
+
 def test_an_open_breaker_is_an_error():
     store = Lister(medium="DISK")
     guard = Guard(store, deadline=Deadline(20.0), breaker=Breaker(failures=1))
@@ -232,6 +254,21 @@ def test_a_store_that_cannot_be_cleared_is_refused_before_anything_is_evicted(di
         served.tiers.clear(["DISK"])  # the other one is not named
         served.flush()
         assert len(served.tiers.stores[0].keys()) == 0
+
+
+@pytest.mark.parametrize(
+    ("store", "options", "reason"),
+    [
+        (Lister, {"read_only": True}, "its guard is read-only; clear it in a process that writes it"),
+        (MemoryStore, {}, "it does not list its entries; clear it by its own tools"),
+        (Keeper, {}, "it does not delete entries on request; clear it by its own tools"),
+    ],
+)
+def test_a_refusal_has_its_reason(store, options, reason):
+    guard = Guard(store(medium="DISK", name="tape"), **options)
+    refused = f"the store tape cannot be cleared: {reason}, or leave DISK out"
+    with Served([guard]) as served, pytest.raises(UnsupportedOption, match=refused):
+        served.tiers.clear(["GPU", "DISK"])
 
 
 @pytest.mark.parametrize("media", ["GPU", None, 3, ["TAPE"], [7]])

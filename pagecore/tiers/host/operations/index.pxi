@@ -96,7 +96,7 @@ cdef class HostIndex:
 
     cdef int64_t evict(self, int32_t component, int64_t amount) noexcept:
         cdef int64_t evicted
-        self.tree.native.advance(self.prefix.now)  # priorities that have expired count no more
+        self.tree.native.advance(self.prefix.now)  # expire priorities first
         evicted = self.tree.evict_raw(component, amount)
         self.free_gone(self.tree.gone_raw)
         return evicted
