@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pagecore.errors import DeviceError, UnsupportedOption
-from pagecore.tiers.handover.errors import PeerLost
+from pagecore.tiers.handover.errors import HandoverError, PeerLost
 from pagecore.tiers.handover.onesided import STAGING_BYTES, OneSidedTransport
 from pagecore.tiers.handover.pieces import Pieces
 
@@ -27,10 +27,13 @@ class _Batch:
         Reason why not all reads were submitted.
     kept : list
         Memory that the reads may write after the transport was closed.
+    is_abandoned : bool
+        True once nothing waits for the reads, so that the thread submits no further one.
     """
 
     pending: list[int] = field(default_factory=list)
     error: PeerLost | None = None
+    is_abandoned: bool = False
     kept: list[object] = field(default_factory=list)
     thread: threading.Thread | None = None
 
@@ -100,6 +103,7 @@ class MooncakeTransport(OneSidedTransport):
         memory = [each.memory for each in self._staging], list(self._registered.values())
         for batch in list(self._submitting):
             batch.kept.append(memory)
+            batch.is_abandoned = True
         self._engine = None
 
     def register(self, address: int, nbytes: int) -> None:
@@ -130,7 +134,11 @@ class MooncakeTransport(OneSidedTransport):
             name="pagecore-mooncake",
             daemon=True,
         )
-        batch.thread.start()
+        try:
+            batch.thread.start()
+        except RuntimeError as error:
+            self._submitting.discard(batch)
+            raise HandoverError(f"no thread can be started for the reads of Mooncake: {error}; import again") from None
         return batch
 
     def is_done(self, handle: Any) -> bool:
@@ -154,6 +162,10 @@ class MooncakeTransport(OneSidedTransport):
     def forget(self, handle: Any) -> None:
         """Release the handle of a complete read; the engine has done so."""
 
+    def abandon(self, handle: Any) -> None:
+        """Let the thread of a batch end after the read that it is submitting."""
+        handle.is_abandoned = True
+
 
 def _submit(
     engine: list[Any], peer: str, reads: list[tuple[int, int, int]], batch: _Batch, submitting: set[_Batch]
@@ -164,6 +176,8 @@ def _submit(
     """
     try:
         for place, address, nbytes in reads:
+            if batch.is_abandoned:
+                break
             ticket = engine[0].batch_transfer_async_read(peer, [place], [address], [nbytes])
             if not ticket:
                 raise PeerLost("the exporter ended, or its engine is not reachable")

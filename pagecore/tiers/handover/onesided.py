@@ -130,6 +130,9 @@ class OneSidedTransport(SocketTransport):
     def forget(self, handle: Any) -> None:
         """Release the handle of a complete read."""
 
+    def abandon(self, handle: Any) -> None:
+        """Leave a read for which nothing waits any more: what has not begun need not begin."""
+
     # -- the exporter --------------------------------------------------------------------------------------------
 
     def offer(self, offer: Offer) -> None:
@@ -202,6 +205,9 @@ class OneSidedTransport(SocketTransport):
                 self._finish(reading, request, sums, stream, pull)
         except BaseException:
             staging.is_lost = bool(reading)  # abandoned reads may still write
+            for read in reading:
+                if read.handle is not None:
+                    self.abandon(read.handle)
             raise
         finally:
             self._return_staging(staging)

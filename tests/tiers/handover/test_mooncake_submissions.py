@@ -24,6 +24,7 @@ class Engine:
         self.goes, self.entered, self.fault = threading.Event(), threading.Event(), None
         self.goes.set()
         self._deaths = deaths
+        self.num_reads = 0
 
     def __del__(self):
         self._deaths.append([memory() is not None for memory in self.memories])
@@ -40,6 +41,7 @@ class Engine:
         return 0
 
     def batch_transfer_async_read(self, name, places, addresses, sizes):
+        self.num_reads += 1
         self.entered.set()
         assert self.goes.wait(20), "nothing let the submission go"
         if self.fault is not None:
@@ -123,6 +125,47 @@ def test_memory_outlives_the_engine_if_a_submission_hangs_when_the_transport_clo
     for each in threads:
         each.join(30)
     assert importer.deaths == [[True]]
+
+
+@pytest.mark.parametrize("end", ["deadline", "cancel", "close"])
+def test_a_thread_of_an_abandoned_import_submits_no_further_read(pair, caches, end):
+    exporter, importer = pair
+    sender, sequence, receiver = caches
+    engine = importer._engine
+    engine.goes.clear()
+    manifest = export_sequence(sender, sequence, transport=exporter)
+    running = start_import(receiver, manifest, transport=importer, deadline=0.2 if end == "deadline" else 30.0)
+    assert engine.entered.wait(30)
+    if end != "deadline":
+        {"cancel": running.cancel, "close": importer.close}[end]()
+    with pytest.raises(errors.HandoverError):
+        running.result()
+    threads = submitters()
+    assert engine.num_reads == len(threads) > 0
+    engine.goes.set()
+    for each in threads:
+        each.join(30)
+    assert engine.num_reads == len(threads), "only the reads that hung"
+
+
+def test_a_thread_that_cannot_start_is_a_failed_import(pair, caches, monkeypatch):
+    exporter, importer = pair
+    sender, sequence, receiver = caches
+    start = threading.Thread.start
+
+    def refuse(thread):
+        if thread.name == "pagecore-mooncake":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    manifest = export_sequence(sender, sequence, transport=exporter)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(errors.HandoverError, match="can't start new thread"):
+            import_sequence(receiver, manifest, transport=importer)
+    assert not importer._submitting
+    arrived = import_sequence(receiver, manifest, transport=importer)
+    assert_same(content(sender, sequence), content(receiver, arrived))
 
 
 @pytest.mark.parametrize("fault", [RuntimeError("the engine raises"), None])
