@@ -148,17 +148,28 @@ def _library() -> Any:
 def _agent(library: Any, has_thread: bool) -> Any:
     """Return an agent with UCX; an importer, which polls its reads, has no progress thread."""
     name = f"pagecore-{uuid.uuid4().hex}"
-    if not has_thread:
-        return library.nixl_agent(name, library.nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
-    # The Python class fixes the pause at 0: a native agent with another one takes the place of its own, before UCX
-    # starts.
-    agent = library.nixl_agent(name, library.nixl_agent_config(enable_prog_thread=False, backends=[]))
-    bindings = sys.modules[library.nixl_agent.__module__].nixlBind
-    config = bindings.nixlAgentConfig()
-    config.useProgThread, config.pthrDelay = True, PROGRESS_PAUSE_US
-    agent.agent = bindings.nixlAgent(name, config)
-    agent.create_backend("UCX", {})
-    return agent
+    if has_thread:
+        # The Python class fixes the pause at 0: a native agent with another one takes the place of its own, before UCX
+        # starts.
+        agent = library.nixl_agent(name, library.nixl_agent_config(enable_prog_thread=False, backends=[]))
+        native = _native_agent(library, name) if hasattr(agent, "agent") else None
+        if native is not None:
+            agent.agent = native
+            agent.create_backend("UCX", {})
+            return agent
+        del agent
+    return library.nixl_agent(name, library.nixl_agent_config(enable_prog_thread=has_thread, backends=["UCX"]))
+
+
+def _native_agent(library: Any, name: str) -> Any:
+    """Return a native agent whose progress thread pauses; None if a version of nixl has no such bindings."""
+    try:
+        bindings = sys.modules[library.nixl_agent.__module__].nixlBind
+        config = bindings.nixlAgentConfig()
+        config.useProgThread, config.pthrDelay = True, PROGRESS_PAUSE_US
+        return bindings.nixlAgent(name, config)
+    except (AttributeError, TypeError):  # the bindings are not public
+        return None
 
 
 def _quietly(call: Any, argument: Any) -> None:
