@@ -406,6 +406,7 @@ class Tiers(CacheObserver):
         affected = self.cache.revoke_prefix(ids, valid=first, **prefix)  # nothing more is copied from the device
         self.drain()
         with Held(self._parts.state.lock):
+            self.drain()  # what other threads have begun meanwhile
             affected.update(self.cache.revoke_prefix(ids, valid=first, **prefix))
             self.host.revoke_prefix(ids, valid=first, **prefix)
             self._stores.remove(ids, namespace, prefix["spans"], min(first, len(ids)) // self.host.block_size)

@@ -5,7 +5,9 @@ import pytest
 
 from pagecore import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.tiers.disk import DiskStore
+from pagecore.tiers.manager.stores import StoreSide
 from pagecore.tiers.manager.tickets import StorePort
+from pagecore.tiers.manager.tiers import Tiers
 from tests.tiers.blocks import Blocks, random_keys
 from tests.tiers.manager.served import LAYERS, WINDOWED, Served
 from tests.tiers.memory_store import MemoryStore
@@ -175,3 +177,34 @@ def test_invalid_arguments_are_refused_before_anything_is_evicted():
         tiers = served.tiers
     with pytest.raises(UnsupportedOption, match="closed"):
         tiers.evict_prefix(CHAT)
+
+
+def test_a_load_that_another_thread_begins_during_a_revocation_brings_no_revoked_block_back(monkeypatch):
+    store = MemoryStore()
+    with Served([store], num_blocks=40, host_blocks=40) as served:
+        served.serve(CHAT)
+        served.forget()
+        store.manual = True
+        drain, wait, requests = Tiers.drain, StoreSide.wait, []
+
+        def drain_and_request(tiers, timeout=None):
+            ended = drain(tiers, timeout)
+            if not requests:
+                requests.append(tiers.request(CHAT))  # as another thread can before the call takes the lock
+                while requests[0].state == "searching":
+                    store.release()
+                    tiers.poll()
+            return ended
+
+        def release_and_wait(side, timeout):
+            store.release()
+            wait(side, timeout)
+
+        monkeypatch.setattr(Tiers, "drain", drain_and_request)
+        monkeypatch.setattr(StoreSide, "wait", release_and_wait)
+        served.tiers.revoke_prefix(CHAT)
+        served.flush()
+        assert requests[0].has_ended
+        requests[0].release()
+        assert served.tiers.match_length(CHAT) == 0
+        assert not store.data
