@@ -1,6 +1,6 @@
 """The identity of a sequence's content apart from its tokens, and checkpoints that arrive with a sequence."""
 
-from libc.stdint cimport INT32_MAX, int32_t, uint8_t
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t
 
 from pagecore.cache.prefix._prefix cimport number_namespaces, publish_one
 from pagecore.cache.sequences._sequences cimport Sequence, require
@@ -54,8 +54,8 @@ def num_publishable_tokens(CacheState state not None, sequence):
         return None
     if checked.hold.published == INT32_MAX and not checked.hold.is_private:
         return 0
-    limit = checked.hold.publish_limit
-    return None if limit == INT32_MAX else limit * state.block_size
+    limit = <int64_t>checked.hold.publish_limit * state.block_size
+    return None if limit >= checked.computed else limit
 
 
 def limit_publishing(CacheState state not None, sequence, tokens):

@@ -239,7 +239,7 @@ class Manifest:
         numbers = min(
             known, cross, size - 1, known - self.checkpoint, self.checkpoint, known - self.sealed, self.sealed
         )
-        numbers = min(numbers, self.publishable or 0)
+        numbers = min(numbers, self.publishable or 0, known - (self.publishable or 0))
         is_whole = len(self.export) == ID_BYTES and len(self.ids) % 4 == 0 and len(self.held) == len(groups)
         planes = [plane.name for state in self.geometry.states for plane in state]
         is_quantised = any(name.startswith(QUANTISED) for name in planes)

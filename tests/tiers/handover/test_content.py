@@ -5,7 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pagecore import AttentionSpec, LatentSpec, Plane, StateSpec, SwapSpace, TensorParallel, UnsupportedOption
+from pagecore import (
+    AttentionSpec,
+    LatentSpec,
+    Plane,
+    ShapeError,
+    StateSpec,
+    SwapSpace,
+    TensorParallel,
+    UnsupportedOption,
+)
 from pagecore.tiers.handover.exports import export_sequence
 from pagecore.tiers.handover.imports import import_sequence, start_import
 from pagecore.tiers.handover.manifest import Manifest
@@ -307,6 +316,16 @@ def test_revoked_blocks_are_not_published_elsewhere(sockets):
     receiver.append_tokens([arrived], [list(range(116, 158))])
     advance(receiver, arrived, 40)
     assert receiver.match_length(range(100, 158)) == 56
+
+
+@pytest.mark.parametrize("number", [-16, 51, 2**40])
+def test_manifests_that_publish_more_than_their_tokens_are_refused(sockets, number):
+    sender, _, sequence = both(50, specs=[AttentionSpec(4, 8, dtype="float32")])
+    manifest = export_sequence(sender, sequence, transport=sockets[0])
+    for publishable in (None, 0, 16, 50):
+        Manifest.decode(replace(manifest, publishable=publishable).encode())
+    with pytest.raises(ShapeError, match="the manifest contradicts itself"):
+        Manifest.decode(replace(manifest, publishable=number).encode())
 
 
 def test_blocks_that_a_swap_space_rounded_are_not_published_elsewhere(sockets):

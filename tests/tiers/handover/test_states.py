@@ -193,6 +193,23 @@ def test_a_manifest_without_any_state_contradicts_itself(sockets, pair_of_caches
     assert receiver.num_sequences == 0
 
 
+def test_blocks_that_were_revoked_past_the_state_are_not_part_of_a_manifest(sockets):
+    """The row begins with blocks of more tokens than it has computed; they are not handed over."""
+    sender, receiver = (make([SPECS[0], EXACT]) for _ in range(2))
+    first = sender.add_sequence(range(60))
+    for count in (30, 20):
+        compute(sender, first, count)
+    second = sender.add_sequence([*range(44), 99])
+    assert (second.num_computed_tokens, second.num_matched_tokens) == (24, 40)
+    sender.revoke_prefix(range(60), valid=32)
+    manifest = export_sequence(sender, second, transport=sockets[0])
+    assert manifest.publishable is None
+    arrived = import_sequence(receiver, manifest.encode(), transport=sockets[1])
+    compute(receiver, arrived, 20)
+    receiver.remove(arrived)
+    assert receiver.match_length(range(44)) == 40
+
+
 def test_a_manifest_of_exact_states_has_a_running_state(sockets):
     sender, receiver = (make([SPECS[0], EXACT]) for _ in range(2))
     manifest = export_sequence(sender, hit(sender), transport=sockets[0])
