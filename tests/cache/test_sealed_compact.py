@@ -20,6 +20,9 @@ KEPT = {
     "whole blocks": [*range(32), *range(64, 96), *range(128, LENGTH)],
     "the first tokens": range(140),
     "whole first blocks": range(128),
+    "a gap in the newest block": [*range(226), 228, 229],
+    "whole blocks alone": range(64, 128),
+    "all but the newest": range(229),
     "fewer tokens than the residual": [3, 4, 40, 170, 229],
     "one block, in its place": [*range(32), *range(50, 60)],
     "sealed tokens alone": range(1, 100),
@@ -201,6 +204,40 @@ def test_groups_keep_tokens_of_their_own():
         cache.compact(sequence, [[0, 1], [0, 1], [0, 1], [0, 2], [0, 1]])
 
 
+def test_tokens_of_the_tail_that_do_not_move_need_no_block():
+    driver = Driver(num_blocks=[30, 6], prefix_cache=False)
+    sequence = driver.add()
+    for _ in range(10):
+        driver.step(sequence, 23)
+    driver.step(driver.add(), 30)
+    blocks = partial(driver.cache._parts.tables.blocks, sequence.row)
+    before = [blocks(group).copy() for group in range(2)]
+    assert driver.cache._parts.tables.pools[1].num_free == 1
+    driver.compact(sequence, [*range(226), 228, 229])
+    assert [np.flatnonzero(blocks(group) != before[group]).tolist() for group in range(2)] == [[], [7]]
+    before = [blocks(group).copy() for group in range(2)]
+    driver.step(driver.add(), 30)
+    assert driver.cache._parts.tables.pools[1].num_free == 0
+    driver.compact(sequence, range(220))
+    for group in range(2):
+        np.testing.assert_array_equal(blocks(group), before[group][:7])
+    driver.step(sequence, 1)
+
+
+def test_short_blocks_of_other_groups_are_found_before_anything_is_restored(monkeypatch):
+    layers = [AttentionSpec(2, 64, 32, dtype="float32", num_query_heads=4), SPEC]
+    cache = PagedKVCache(layers, num_blocks=[11, 30, 14], prefix_cache=False)
+    sequence = cache.add_sequence([])
+    cache.commit(cache.prepare([sequence], LENGTH))
+    cache.fork(sequence)
+    free = tuple(pool.num_free for pool in cache._parts.tables.pools)
+    monkeypatch.setattr(repack, "unseal_kv", None)
+    with pytest.raises(OutOfBlocks, match="4 blocks are needed and 2 are free in group 0") as raised:
+        cache.compact(sequence, range(0, LENGTH, 2))
+    assert (raised.value.requested, raised.value.available) == ((4, 4, 2), free) == ((4, 4, 2), (2, 21, 10))
+    cache.check_invariants()
+
+
 def test_short_blocks_change_nothing():
     driver = Driver(num_blocks=[14, 6], prefix_cache=False)
     sequence = driver.add(range(LENGTH))
@@ -211,7 +248,7 @@ def test_short_blocks_change_nothing():
     message = r"2 blocks are needed and 1 are free in group 1; kept tokens of sealed blocks move to new blocks"
     with pytest.raises(OutOfBlocks, match=message) as raised:
         driver.cache.compact(sequence, range(0, LENGTH, 2))
-    assert raised.value.requested == (2, 2)
+    assert (raised.value.requested, raised.value.available) == ((2, 2), (4, 1))
     for group, before in enumerate(tables):
         np.testing.assert_array_equal(driver.cache.block_table(group).numpy(), before)
     driver.cache.check_invariants()
@@ -290,7 +327,7 @@ def test_parts_need_few_old_blocks_and_copy_sealed_ones_alone():
     ids = [np.arange(first, first + 4, dtype=np.int32) for first in (10, 20, 30)]
     keep = np.array([0, 1, 2, 3, 8, 9, 10, 11, 12, 14, 15], np.int32)
     for num_sealed, copied in ((16, [[10, 30], [12, 31]]), (8, [[10, 30]]), (0, [])):
-        kept = repack.KeptTokens(keep, ids[0], ids[1], num_sealed, 0, ids[2][:2], ids[2][2:3])
+        kept = repack.KeptTokens(keep, ids[0], ids[1], num_sealed, 0, ids[2][:2], 2, ids[2][2:3])
         moves, chunks = repack.plan_chunks(kept, 4, most=1)
         assert moves.tolist() == copied
         assert [len(chunk.to_tail) // 4 for chunk in chunks] == [2] * (3 - len(copied))

@@ -143,7 +143,7 @@ def test_without_a_block_of_the_tail_nothing_is_cut():
     driver.step(third := driver.add(), 20)
     assert driver.used()[1] == 5
     before, stats = driver.cache.block_table(0).numpy().copy(), driver.cache.stats()
-    message = r"1 blocks of group 1 are needed .*, and 0 are free; give lengths that are multiples of block_size, 32"
+    message = r"1 blocks are needed and 0 are free in group 1; .* give lengths that are multiples of block_size, 32"
     with pytest.raises(OutOfBlocks, match=message) as raised:
         driver.cache.truncate([first], 40)
     assert (raised.value.requested, raised.value.available) == ((0, 1), (12, 0))
@@ -153,6 +153,21 @@ def test_without_a_block_of_the_tail_nothing_is_cut():
     driver.cache.remove(third)
     driver.truncate(first, 40)
     driver.step(first, 3)
+
+
+def test_a_tail_without_blocks_gives_back_those_of_another():
+    cache = PagedKVCache([SPEC, replace(SPEC, format="kivi4")], num_blocks=[20, 20, 8, 5], prefix_cache=False)
+    first, second = cache.add_sequence([]), cache.add_sequence([])
+    for sequence, counts in ((first, (100, 30, 30)), (second, (20,))):
+        for count in counts:
+            cache.commit(cache.prepare([sequence], count))
+    cache.commit(cache.prepare([cache.add_sequence([])], 20))
+    free = tuple(pool.num_free for pool in cache._parts.tables.pools)
+    with pytest.raises(OutOfBlocks) as raised:
+        cache.truncate(first, 70)
+    assert (raised.value.requested, raised.value.available) == ((0, 0, 1, 1), free)
+    assert (free[2], tuple(pool.num_free for pool in cache._parts.tables.pools)) == (3, free)
+    cache.check_invariants()
 
 
 def test_a_cut_whose_restoring_fails_changes_nothing(monkeypatch):

@@ -25,17 +25,11 @@ cdef class Plan:
     cdef vector[vector[int32_t]] keep    # of each group
     cdef vector[vector[int32_t]] blocks  # of each group, before the commit
     cdef vector[int64_t] missing         # of each group
-    cdef vector[int32_t] replaced        # groups whose blocks are replaced
+    cdef vector[int32_t] moved           # groups whose tokens move within the blocks of the row
+    cdef vector[int32_t] replaced        # groups whose tokens get new blocks: sealed ones, and their tails
     cdef int32_t length
     cdef int32_t unmoved                 # leading tokens that stay in place in every group
     cdef int32_t sealed                  # tokens in sealed blocks afterwards
-
-    cdef bint replaces(self, int32_t group) noexcept:
-        cdef int32_t each
-        for each in self.replaced:
-            if each == group:
-                return True
-        return False
 
 
 def compact(CacheState state not None, sequence, keep, moves):
@@ -46,7 +40,7 @@ def compact(CacheState state not None, sequence, keep, moves):
     keep : list
         Positions for all groups, or one entry for each group.
     moves : callable
-        Returns one `SlotMoves` for each group; an empty list for a cache without bytes.
+        Returns one `SlotMoves` for each group of a list; an empty list for a cache without bytes.
     """
     converted = [as_integers(each, "kept position", ShapeError) for each in keep]
     _guard = Held(state.lock)
@@ -59,12 +53,12 @@ cdef bint try_compact(CacheState state, sequence, list keep, moves) except -1:
     cdef Plan plan
     cdef Repacked repacked = None
     cdef list listed
-    cdef size_t group
+    cdef size_t at
     state.begin()
     plan = make_plan(state, require(state, sequence, True), keep)
     if plan.length == plan.sequence.computed:
         return True
-    listed = moves()
+    listed = moves(list(plan.moved))
     for each in listed:
         (<SlotMoves>each).reserve(plan.length)
     if state.prefix is not None:
@@ -82,9 +76,8 @@ cdef bint try_compact(CacheState state, sequence, list keep, moves) except -1:
     # The row has changed: from here on nothing fails.
     if repacked is not None:
         repacked.place()
-    for group in range(<size_t>len(listed)):
-        if not plan.replaces(<int32_t>group):
-            move_tokens(state, plan, group, <SlotMoves>listed[group])
+    for at in range(<size_t>len(listed)):
+        move_tokens(state, plan, plan.moved[at], <SlotMoves>listed[at])
     shorten(state, plan)
     for each in listed:
         (<SlotMoves>each).finish()
@@ -123,15 +116,20 @@ cdef Plan make_plan(CacheState state, Sequence sequence, list keep):
         read_keep(plan, keep[0 if len(keep) == 1 else group], group)
         row = state.tables.row_raw(sequence.row, <int64_t>group).data()
         plan.blocks[group].assign(row, row + count)
+        if state.seals is None or not (state.seals.has_tail(<int32_t>group) or state.seals.has_sealed(<int32_t>group)):
+            plan.moved.push_back(<int32_t>group)
     if state.seals is not None:
         plan_seals(state.seals, plan)
     return plan
 
 
 cdef int plan_seals(Seals seals, Plan plan) except -1:
-    """Set the tokens that are sealed afterwards: whole blocks that stay, and those that `residual` tokens follow."""
+    """Set the groups that are replaced and the tokens in sealed blocks afterwards.
+
+    These are whole blocks that stay, and those that `residual` tokens follow.
+    """
     cdef size_t tail
-    cdef int32_t newest, sealed
+    cdef int32_t newest, sealed, size = seals.block_size
     for tail in range(seals.tails.size()):
         newest, sealed = seals.tails[tail], seals.sealed[tail]
         if not plan.keep[newest] == plan.keep[sealed]:
@@ -141,8 +139,8 @@ cdef int plan_seals(Seals seals, Plan plan) except -1:
             )
         plan.replaced.push_back(newest)
         plan.replaced.push_back(sealed)
-    plan.sealed = min(plan.unmoved, plan.sequence.sealed) // seals.block_size * seals.block_size
-    plan.sealed = max(plan.sealed, max(0, plan.length - seals.residual) // seals.block_size * seals.block_size)
+    plan.sealed = max(0, plan.length - seals.residual) // size * size
+    plan.sealed = max(plan.sealed, min(plan.unmoved, plan.sequence.sealed) // size * size)
     return 0
 
 
@@ -242,6 +240,7 @@ cdef void shorten(CacheState state, Plan plan) noexcept:
         return
     sequence.hold.is_ended = True
     state.prefix.truncate(sequence, plan.unmoved)
-    if plan.unmoved < plan.length or state.seals is not None:  # the block of the first moved token is the sequence's own by now
+    if plan.unmoved < plan.length or state.seals is not None:
+        # The block of the first moved token is the sequence's own by now.
         published = min(sequence.hold.published, plan.unmoved // state.block_size)
         state.prefix.shorten(sequence.hold, published)

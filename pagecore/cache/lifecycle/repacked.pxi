@@ -3,12 +3,10 @@
 from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memcpy
 
-from pagecore.cache.state._state cimport CacheState, Seals
+from pagecore.cache.state._state cimport CacheState, NewBlocks, Seals
 from pagecore.index._integers cimport new_int32
 from pagecore.index.pools._block_pool cimport BlockPool
 from pagecore.native.std cimport vector
-
-from pagecore.errors import OutOfBlocks
 
 
 cdef class Repacked:
@@ -19,33 +17,52 @@ cdef class Repacked:
     """
     cdef CacheState state
     cdef Plan plan
-    cdef int32_t first, sealed, last                # blocks that stay, blocks that are sealed, and all blocks
-    cdef vector[vector[int32_t]] indices, blocks    # of each group that is replaced: indices, and new blocks there
+    cdef NewBlocks new
+    cdef int32_t first_block                # the first sealed block that changes
+    cdef int32_t num_sealed_blocks          # afterwards
+    cdef int32_t first_tail_block           # the first block that changes of those that are not sealed
+    cdef int32_t num_blocks                 # afterwards
+    cdef vector[vector[int32_t]] indices    # of each group: entries of the row that get new blocks
 
     def __cinit__(self, CacheState state not None, Plan plan not None):
-        cdef int32_t size = state.seals.block_size
+        cdef int32_t size = state.seals.block_size, group
         self.state, self.plan = state, plan
-        self.first = min(plan.unmoved, plan.sequence.sealed) // size
-        self.sealed, self.last = plan.sealed // size, (plan.length + size - 1) // size
-        self.indices.resize(plan.replaced.size())
-        self.blocks.resize(plan.replaced.size())
-        self.list_indices()
+        self.new = NewBlocks(state.tables)
+        self.first_block = min(plan.unmoved, plan.sequence.sealed) // size
+        self.num_sealed_blocks, self.num_blocks = plan.sealed // size, (plan.length + size - 1) // size
+        self.first_tail_block = max(
+            self.num_sealed_blocks,
+            self.num_blocks if plan.sequence.sealed <= plan.unmoved == plan.length else plan.unmoved // size,
+        )
+        self.indices.resize(<size_t>state.tables.num_groups)
+        for group in plan.replaced:
+            self.list_indices(group)
+        for group in plan.moved:
+            self.new.needed[group] = self.count_shared(group)
 
-    cdef int list_indices(self) except -1:
-        """List the entries of the rows that get new blocks: a block that is not sealed yet may stay if it is not shared."""
-        cdef size_t at
-        cdef int32_t group, index, old
-        for at in range(self.blocks.size()):
-            group = self.plan.replaced[at]
-            for index in range(self.first, self.last):
-                old = self.plan.blocks[group][index]
-                if self.state.seals.has_tail(group):
-                    if index < self.sealed:
-                        continue
-                elif index >= self.sealed and (<BlockPool>self.state.tables.pools[group]).ref_count_raw(old) == 1:
-                    continue
-                self.indices[at].push_back(index)
+    cdef int list_indices(self, int32_t group) except -1:
+        """List the entries of the row that get new blocks: one without sealed numbers does only if it is shared."""
+        cdef BlockPool pool = self.state.tables.pools[group]
+        cdef bint is_tail = self.state.seals.has_tail(group)
+        cdef int32_t index
+        if not is_tail:
+            for index in range(self.first_block, self.num_sealed_blocks):
+                self.indices[group].push_back(index)
+        for index in range(self.first_tail_block, self.num_blocks):
+            if is_tail or pool.ref_count_raw(self.plan.blocks[group][index]) > 1:
+                self.indices[group].push_back(index)
+        self.new.needed[group] = <int64_t>self.indices[group].size()
         return 0
+
+    cdef int64_t count_shared(self, int32_t group) noexcept:
+        """Return the shared blocks of a group whose tokens move, which `try_compact_raw` replaces."""
+        cdef BlockPool pool = <BlockPool>self.state.tables.pools[group]
+        cdef int64_t count = 0
+        cdef int32_t index
+        if self.plan.unmoved < self.plan.length:
+            for index in range(self.plan.unmoved // self.state.block_size, self.num_blocks):
+                count += pool.ref_count_raw(self.plan.blocks[group][index]) > 1
+        return count
 
     cdef bint fill(self) except -1:
         """Take the blocks and write them; return False, with nothing taken, if code of the caller changed the cache."""
@@ -63,85 +80,52 @@ cdef class Repacked:
         return True
 
     cdef int take(self) except -1:
+        """Make room for all groups, and take the blocks of those that are replaced."""
         cdef vector[int64_t] missing
         cdef bint is_saved = False
-        cdef size_t at
-        while self.lacks(missing):
-            if not make_room(self.state, missing, &is_saved):
-                self.refuse()
-        for at in range(self.blocks.size()):
-            self.blocks[at].resize(self.indices[at].size())
-            if not (<BlockPool>self.state.tables.pools[self.plan.replaced[at]]).try_allocate_raw(self.blocks[at]):
-                self.blocks[at].clear()
-                self.refuse()
-        return 0
-
-    cdef bint lacks(self, vector[int64_t]& missing) except -1:
-        """Write the blocks that each group lacks; return True if any does."""
-        cdef size_t at
-        cdef int32_t group
-        cdef bint is_short = False
-        missing.assign(<size_t>self.state.tables.num_groups, 0)
-        for at in range(self.blocks.size()):
-            group = self.plan.replaced[at]
-            missing[group] = max(
-                0, <int64_t>self.indices[at].size() - (<BlockPool>self.state.tables.pools[group]).num_free_raw()
-            )
-            is_short = is_short or missing[group] > 0
-        return is_short
-
-    cdef int refuse(self) except -1:
-        cdef size_t at
-        pools = self.state.tables.pools
-        needed = [0] * len(pools)
-        for at in range(self.blocks.size()):
-            needed[self.plan.replaced[at]] = self.indices[at].size()
-        free = [(<BlockPool>pool).num_free_raw() for pool in pools]
-        text = ", ".join([
-            f"{needed[group]} blocks are needed and {free[group]} are free in group {group}"
-            for group in range(len(pools)) if needed[group] > free[group]
-        ])
-        raise OutOfBlocks(
-            f"{text}; kept tokens of sealed blocks move to new blocks: free some, or remove a sequence",
-            tuple(needed), tuple(free),
+        advice = (
+            "kept tokens of sealed blocks move to new blocks, and those of shared blocks do: free some, or remove a "
+            "sequence"
         )
+        while self.new.lacks(missing):
+            if not make_room(self.state, missing, &is_saved):
+                self.new.refuse(advice)
+        return self.new.take(self.plan.replaced, advice)
 
     cdef list list_kept(self):
         """Return the fields of `KeptTokens` for each tail."""
         cdef Seals seals = self.state.seals
-        cdef size_t tail
+        cdef size_t at
+        cdef int32_t tail, sealed
         kept = []
-        for tail in range(seals.tails.size()):
+        for at in range(seals.tails.size()):
+            tail, sealed = seals.tails[at], seals.sealed[at]
             kept.append((
-                array_of(self.plan.keep[seals.sealed[tail]]),
-                array_of(self.plan.blocks[seals.sealed[tail]]),
-                array_of(self.plan.blocks[seals.tails[tail]]),
+                array_of(self.plan.keep[sealed]),
+                array_of(self.plan.blocks[sealed]),
+                array_of(self.plan.blocks[tail]),
                 self.plan.sequence.sealed,
-                self.first,
-                array_of(self.blocks[2 * tail + 1])[:self.sealed - self.first],
-                array_of(self.blocks[2 * tail]),
+                self.first_block,
+                array_of(self.new.blocks[sealed])[:self.num_sealed_blocks - self.first_block],
+                self.first_tail_block,
+                array_of(self.new.blocks[tail]),
             ))
         return kept
 
     cdef void place(self) noexcept:
-        cdef size_t at, k
-        cdef int32_t group, index, hole = 0, row = self.plan.sequence.row
-        for at in range(self.blocks.size()):
-            group = self.plan.replaced[at]
+        cdef size_t k
+        cdef int32_t group, index, row = self.plan.sequence.row
+        for group in self.plan.replaced:
             if self.state.seals.has_tail(group):
-                for index in range(self.sealed):
-                    self.state.tables.replace_raw(row, group, index, &hole, 1)
-            for k in range(self.blocks[at].size()):
-                self.state.tables.replace_raw(row, group, self.indices[at][k], &self.blocks[at][k], 1)
-            self.blocks[at].clear()
+                for index in range(self.num_sealed_blocks):
+                    if self.plan.blocks[group][index] != 0:
+                        self.state.tables.replace_raw(row, group, index, 0)
+            for k in range(self.indices[group].size()):
+                self.state.tables.replace_raw(row, group, self.indices[group][k], self.new.blocks[group][k])
+        self.new.forget()
 
     cdef void give_back(self) noexcept:
-        cdef size_t at
-        for at in range(self.blocks.size()):
-            (<BlockPool>self.state.tables.pools[self.plan.replaced[at]]).free_raw(
-                self.blocks[at].data(), self.blocks[at].size()
-            )
-            self.blocks[at].clear()
+        self.new.give_back()
 
 
 cdef object array_of(const vector[int32_t]& values):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pagecore.arrays import Tensor
 from pagecore.cache.parts import CacheParts
 from pagecore.errors import UnsupportedOption
@@ -12,8 +14,8 @@ from pagecore.storage.specs.attention_spec import sealing_of
 BOUNDS = ("key_min", "key_max")
 
 
-def slot_moves(parts: CacheParts) -> list[SlotMoves]:
-    """Return the moves of each group; an empty list for a cache without bytes.
+def slot_moves(parts: CacheParts, groups: Iterable[int] | None = None) -> list[SlotMoves]:
+    """Return the moves of some groups, or of all; an empty list for a cache without bytes.
 
     Raises
     ------
@@ -22,11 +24,14 @@ def slot_moves(parts: CacheParts) -> list[SlotMoves]:
     DeviceError
         The stream of the cache is being captured.
     """
+    pools = parts.store.pools[: parts.tables.num_groups]
+    if groups is not None and pools:
+        pools = [pools[group] for group in groups]
     if parts.staging is None:
-        return [moves_of(pool) for pool in parts.store.pools[: parts.tables.num_groups]]
+        return [moves_of(pool) for pool in pools]
     parts.staging.refuse_captured(parts.staging.stream)
     parts.store.await_arrivals()
-    return [moves_of(pool, parts.staging.stream) for pool in parts.store.pools[: parts.tables.num_groups]]
+    return [moves_of(pool, parts.staging.stream) for pool in pools]
 
 
 def moves_of(pool: KVPool, stream: int = 0) -> SlotMoves:

@@ -32,23 +32,24 @@ class KeptTokens(NamedTuple):
     ----------
     keep : int32 [n]
         Their positions before.
-    sealed, tail : int32
+    sealed_blocks, tail_blocks : int32
         Blocks of the sequence in both groups, before.
-    num_sealed : int
+    num_sealed_tokens : int
         Tokens in sealed blocks, before.
-    first : int
-        Index of the first new block; the tokens of blocks before it stay.
-    new_sealed, new_tail : int32
-        New blocks: sealed ones from index `first` on, then those of the tail.
+    first_sealed, first_tail : int
+        Index of the first new block in each group; the tokens of blocks before it stay.
+    new_sealed_blocks, new_tail_blocks : int32
+        New blocks from these indices on.
     """
 
     keep: Ids
-    sealed: Ids
-    tail: Ids
-    num_sealed: int
-    first: int
-    new_sealed: Ids
-    new_tail: Ids
+    sealed_blocks: Ids
+    tail_blocks: Ids
+    num_sealed_tokens: int
+    first_sealed: int
+    new_sealed_blocks: Ids
+    first_tail: int
+    new_tail_blocks: Ids
 
 
 class Chunk(NamedTuple):
@@ -60,7 +61,7 @@ class Chunk(NamedTuple):
         (sealed block, place) and (block of the tail, place).
     to_tail, to_seal : int64
         Slot of each token of the places: in the tail, and in numbered blocks that are sealed; -1 for others.
-    sealed : int32 [n, 2]
+    sealed_blocks : int32 [n, 2]
         (numbered block, new sealed block).
     """
 
@@ -68,7 +69,7 @@ class Chunk(NamedTuple):
     copied: Ids
     to_tail: NDArray[np.int64]
     to_seal: NDArray[np.int64]
-    sealed: Ids
+    sealed_blocks: Ids
 
 
 def repack(newest: KVPool, target: KVPool, spec: AttentionSpec, kept: KeptTokens, stream: Any) -> None:
@@ -80,7 +81,7 @@ def repack(newest: KVPool, target: KVPool, spec: AttentionSpec, kept: KeptTokens
     if not chunks:
         return
     places = max(len(chunk.to_tail) for chunk in chunks) // size
-    blocks = 1 + max(len(chunk.sealed) for chunk in chunks)
+    blocks = 1 + max(len(chunk.sealed_blocks) for chunk in chunks)
     key, value = newest.plane("key", 0), newest.plane("value", 0)
     scratch = [_Scratch(plane, places, blocks, stream) for plane in (key, value)]
     for layer in range(newest.num_layers):
@@ -108,9 +109,9 @@ def _make(key: Tensor, value: Tensor, sealed: SealedBlocks, chunk: Chunk, scratc
         transfer_blocks([key, value], [keys.places, values.places], chunk.copied, independent=True, stream=stream)
     if (chunk.to_tail >= 0).any():
         write_kv(keys.tokens, values.tokens, key, value, chunk.to_tail, stream=stream)
-    if len(chunk.sealed):
+    if len(chunk.sealed_blocks):
         write_kv(keys.tokens, values.tokens, keys.blocks, values.blocks, chunk.to_seal, stream=stream)
-        seal_kv(keys.blocks, values.blocks, sealed, chunk.sealed, stream=stream)
+        seal_kv(keys.blocks, values.blocks, sealed, chunk.sealed_blocks, stream=stream)
 
 
 def plan_chunks(kept: KeptTokens, size: int, most: int = CHUNK) -> tuple[Ids, list[Chunk]]:
@@ -118,19 +119,23 @@ def plan_chunks(kept: KeptTokens, size: int, most: int = CHUNK) -> tuple[Ids, li
     moves = []
     made: list[tuple[int, Ids]] = []
     for index, positions in _new_blocks(kept, size):
-        at = index - kept.first
         is_whole = len(positions) == size and positions[0] % size == 0 and positions[-1] == positions[0] + size - 1
-        if at < len(kept.new_sealed) and is_whole and positions[-1] < kept.num_sealed:
-            moves.append((kept.sealed[positions[0] // size], kept.new_sealed[at]))
+        if _becomes_sealed(kept, index) and is_whole and positions[-1] < kept.num_sealed_tokens:
+            moves.append((kept.sealed_blocks[positions[0] // size], kept.new_sealed_blocks[index - kept.first_sealed]))
         else:
-            made.append((at, positions))
+            made.append((index, positions))
     return np.array(moves, np.int32).reshape(-1, 2), [_chunk(kept, size, part) for part in _parts(made, size, most)]
 
 
 def _new_blocks(kept: KeptTokens, size: int) -> Iterator[tuple[int, Ids]]:
     """Yield the index of each new block and the positions of its tokens."""
-    for start in range(kept.first * size, len(kept.keep), size):
-        yield start // size, kept.keep[start : start + size]
+    for first, blocks in ((kept.first_sealed, kept.new_sealed_blocks), (kept.first_tail, kept.new_tail_blocks)):
+        for index in range(first, first + len(blocks)):
+            yield index, kept.keep[index * size : (index + 1) * size]
+
+
+def _becomes_sealed(kept: KeptTokens, index: int) -> bool:
+    return index < kept.first_sealed + len(kept.new_sealed_blocks)
 
 
 def _parts(made: list[tuple[int, Ids]], size: int, most: int) -> Iterator[list[tuple[int, Ids]]]:
@@ -151,17 +156,17 @@ def _parts(made: list[tuple[int, Ids]], size: int, most: int) -> Iterator[list[t
 def _chunk(kept: KeptTokens, size: int, part: list[tuple[int, Ids]]) -> Chunk:
     old = np.unique(np.concatenate([positions // size for _, positions in part]))
     places = np.stack([old, np.arange(1, len(old) + 1)], axis=1).astype(np.int32)
-    is_sealed = old * size < kept.num_sealed
+    is_sealed = old * size < kept.num_sealed_tokens
     restored, copied = places[is_sealed], places[~is_sealed]
-    restored[:, 0], copied[:, 0] = kept.sealed[restored[:, 0]], kept.tail[copied[:, 0]]
+    restored[:, 0], copied[:, 0] = kept.sealed_blocks[restored[:, 0]], kept.tail_blocks[copied[:, 0]]
     to_tail, to_seal = (np.full((len(old) + 1) * size, -1, np.int64) for _ in range(2))
     sealed: list[tuple[int, int]] = []
-    for at, positions in part:
+    for index, positions in part:
         tokens = (np.searchsorted(old, positions // size) + 1) * size + positions % size
-        if at < len(kept.new_sealed):
-            sealed.append((len(sealed) + 1, kept.new_sealed[at]))
+        if _becomes_sealed(kept, index):
+            sealed.append((len(sealed) + 1, kept.new_sealed_blocks[index - kept.first_sealed]))
             first, slots = len(sealed), to_seal
         else:
-            first, slots = int(kept.new_tail[at - len(kept.new_sealed)]), to_tail
+            first, slots = int(kept.new_tail_blocks[index - kept.first_tail]), to_tail
         slots[tokens] = first * size + np.arange(len(positions))
     return Chunk(restored, copied, to_tail, to_seal, np.array(sealed, np.int32).reshape(-1, 2))

@@ -134,6 +134,25 @@ cdef class Seals:
     cdef list run(self)
 
 
+# new_blocks.pxi
+
+cdef class NewBlocks:
+    cdef tuple pools
+    cdef vector[int64_t] needed             # of each group
+    cdef vector[vector[int32_t]] blocks     # of each group: the blocks that were taken
+
+    # Fills `missing` with the blocks that each group is short of; returns True if any is.
+    cdef bint lacks(self, vector[int64_t]& missing) except -1
+    # Takes the needed blocks of some groups; raises OutOfBlocks if they are short, with nothing taken.
+    cdef int take(self, const vector[int32_t]& groups, str advice) except -1
+    # Raises OutOfBlocks with the figures of all groups.
+    cdef int refuse(self, str advice) except -1
+    # Frees the blocks that were taken.
+    cdef void give_back(self) noexcept
+    # Forgets the blocks that were taken, which rows have by now.
+    cdef void forget(self) noexcept
+
+
 # restored.pxi
 
 cdef struct Cut:
@@ -143,7 +162,7 @@ cdef struct Cut:
 cdef class Restored:
     cdef CacheState state
     cdef vector[vector[Cut]] cuts           # of each tail
-    cdef vector[vector[int32_t]] blocks     # of each tail: the block of each cut, once they are taken
+    cdef NewBlocks new                      # of each tail: the block of each cut, once they are taken
 
     # Lists a sequence that is to be cut to `length` tokens, inside a sealed block.
     cdef int add(self, Sequence sequence, int32_t length) except -1
@@ -153,7 +172,6 @@ cdef class Restored:
     cdef void place(self) noexcept
     # Frees blocks that are not placed.
     cdef void give_back(self) noexcept
-    cdef int take(self) except -1
     cdef void doubt(self) noexcept
     cdef list pair_arrays(self)
 

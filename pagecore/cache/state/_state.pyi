@@ -42,6 +42,9 @@ class Seals:
     @property
     def quantise(self) -> Callable[[list[NDArray[np.int32]]], None] | None: ...
 
+class NewBlocks:
+    def __init__(self, tables: BlockTables) -> None: ...
+
 class Restored: ...
 
 class CacheState:

@@ -92,8 +92,8 @@ cdef extern from "pagecore/index/tables/block_tables.hpp" namespace "pagecore" n
         bint try_compact(
             int32_t row, int32_t unmoved, int32_t length, span[int64_t] missing, Int32s replaced
         ) except +raise_python_error
-        # For a row that has the entries: it cannot fail.
-        void replace(int32_t row, int64_t group, int32_t first, Int32s blocks)
+        # For a row that has the entry: it cannot fail.
+        void replace(int32_t row, int64_t group, int32_t at, int32_t block)
         size_t settle_copies(int64_t group) except +raise_python_error
         void take_copies(int64_t group, span[BlockCopy] out) except +raise_python_error
         void undo_copies(Int32s rows, int64_t group, span[BlockCopy] copies) except +raise_python_error

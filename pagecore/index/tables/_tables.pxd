@@ -82,10 +82,8 @@ cdef class TablesCore:
     cdef bint try_compact_raw(
         self, int32_t row, int32_t unmoved, int32_t length, vector[int64_t]& missing, const vector[int32_t]& replaced
     ) except -1
-    # Replaces entries of a row from `first` on by `count` held blocks, whose references it takes over.
-    cdef void replace_raw(
-        self, int32_t row, int64_t group, int32_t first, const int32_t* blocks, size_t count
-    ) noexcept
+    # Replaces an entry of a row by a held block, whose reference it takes over, or by a hole, 0.
+    cdef void replace_raw(self, int32_t row, int64_t group, int32_t at, int32_t block) noexcept
     # Raises OutOfBlocks with the figures of the try_prepare_raw or try_compact_raw that has just failed.
     cdef int fail_out_of_blocks(self) except -1
     # Takes the copies of a group into `out`, whose capacity covers each row of the step that required them.

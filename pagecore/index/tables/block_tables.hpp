@@ -112,9 +112,9 @@ class BlockTables {
   // taken.
   [[nodiscard]] bool try_compact(RowId row, TokenCount unmoved, TokenCount length, std::span<int64_t> missing,
                                  std::span<const int32_t> replaced = {});
-  // Replaces entries of a row from `first` on, holes included, by `blocks`, whose references it takes over. Cannot
-  // fail: the row has these entries, and the blocks are held.
-  void replace(RowId row, int64_t group, int32_t first, std::span<const BlockId> blocks);
+  // Replaces entry `at` of a row, which may be a hole, by a block whose reference it takes over, or by a hole. Cannot
+  // fail: the row has this entry, and the block is held.
+  void replace(RowId row, int64_t group, int32_t at, BlockId block);
   // Undoes the copy-on-write of a step over `rows`, which refer to the sources again. The copies are those of the last
   // take_copies() and have not run; nothing else may have changed since.
   void undo_copies(RowSpan rows, int64_t group, std::span<const BlockCopy> copies);

@@ -58,17 +58,16 @@ bool BlockTables::try_compact(RowId row, TokenCount unmoved, TokenCount length, 
   return true;
 }
 
-void BlockTables::replace(RowId row, int64_t group_index, int32_t first, std::span<const BlockId> blocks) {
+void BlockTables::replace(RowId row, int64_t group_index, int32_t at, BlockId block) {
   Group& group = groups_[static_cast<size_t>(group_index)];
   BlockRun& run = group.runs[static_cast<size_t>(row)];
-  const auto last = first + static_cast<int32_t>(blocks.size());
-  PC_ASSERT(0 <= first && last <= run.count);
+  PC_ASSERT(0 <= at && at < run.count);
   const PoolsLock lock(pools_);
-  drop_blocks(group, row, std::max(first, run.num_holes), last);
-  std::copy(blocks.begin(), blocks.end(), entries(group, row) + first);
-  mark_entries(group, row, first, last);
-  run.num_holes = std::min(run.num_holes, first);
-  run.passed = std::min(run.passed, first);
+  drop_blocks(group, row, std::max(at, run.num_holes), at + 1);
+  entries(group, row)[at] = block;
+  mark_entries(group, row, at, at + 1);
+  run.num_holes = std::min(run.num_holes, at);
+  run.passed = std::min(run.passed, at);
 }
 
 }  // namespace pagecore

@@ -275,10 +275,8 @@ cdef class TablesCore:
             Int32s(replaced.data(), replaced.size())
         )
 
-    cdef void replace_raw(
-        self, int32_t row, int64_t group, int32_t first, const int32_t* blocks, size_t count
-    ) noexcept:
-        deref(self.native).replace(row, group, first, Int32s(blocks, count))
+    cdef void replace_raw(self, int32_t row, int64_t group, int32_t at, int32_t block) noexcept:
+        deref(self.native).replace(row, group, at, block)
 
     cdef int fail_out_of_blocks(self) except -1:
         deref(self.native).fail_out_of_blocks()
