@@ -62,9 +62,11 @@ def compacted(
 ) -> tuple[Array, Array, int]:
     """Return the keys and values of tokens that are kept, as they were read, and the tokens in sealed blocks after."""
     keys, values = as_read(spec, key, value, sealed, block_size)
-    unmoved = next((i for i, position in enumerate(keep) if position != i), len(keep))
-    left = min(unmoved, sealed) // block_size * block_size
-    return keys[keep], values[keep], sealed_after(len(keep), left, spec.sealing.residual, block_size)
+    whole = [list(range(first, first + block_size)) for first in range(0, sealed, block_size)]
+    after = sealed_after(len(keep), 0, spec.sealing.residual, block_size)
+    while keep[after : after + block_size] in whole:
+        after += block_size
+    return keys[keep], values[keep], after
 
 
 class Driver:

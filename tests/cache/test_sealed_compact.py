@@ -204,6 +204,21 @@ def test_groups_keep_tokens_of_their_own():
         cache.compact(sequence, [[0, 1], [0, 1], [0, 1], [0, 2], [0, 1]])
 
 
+def test_sealed_blocks_stay_sealed_among_the_newest_tokens(monkeypatch):
+    """They do where all blocks before them are sealed, so that their keys are not quantised a second time."""
+    driver = Driver(num_blocks=24)
+    sequence = driver.add()
+    driver.step(sequence, LENGTH)
+    before = driver.cache._parts.tables.blocks(sequence.row, 0).copy()
+    monkeypatch.setattr(repack, "unseal_kv", None)
+    driver.compact(sequence, range(64, 128))
+    after = driver.cache._parts.tables.blocks(sequence.row, 0)
+    assert sequence.num_sealed_tokens == sequence.num_computed_tokens == 64
+    for plane in driver.cache.sealed_planes(0)[:4]:
+        np.testing.assert_array_equal(plane.numpy()[after], plane.numpy()[before[2:4]])
+    driver.step(sequence, 3)
+
+
 def test_tokens_of_the_tail_that_do_not_move_need_no_block():
     driver = Driver(num_blocks=[30, 6], prefix_cache=False)
     sequence = driver.add()

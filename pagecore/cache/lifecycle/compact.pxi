@@ -126,7 +126,7 @@ cdef Plan make_plan(CacheState state, Sequence sequence, list keep):
 cdef int plan_seals(Seals seals, Plan plan) except -1:
     """Set the groups that are replaced and the tokens in sealed blocks afterwards.
 
-    These are whole blocks that stay, and those that `residual` tokens follow.
+    These are whole blocks that `residual` tokens follow, and those after them that are sealed already.
     """
     cdef size_t tail
     cdef int32_t newest, sealed, size = seals.block_size
@@ -140,8 +140,22 @@ cdef int plan_seals(Seals seals, Plan plan) except -1:
         plan.replaced.push_back(newest)
         plan.replaced.push_back(sealed)
     plan.sealed = max(0, plan.length - seals.residual) // size * size
-    plan.sealed = max(plan.sealed, min(plan.unmoved, plan.sequence.sealed) // size * size)
+    while is_sealed_block(seals, plan, plan.sealed):
+        plan.sealed += size
     return 0
+
+
+cdef bint is_sealed_block(Seals seals, Plan plan, int32_t start) noexcept:
+    """Return True if the tokens from `start` on, in every group, are those of one sealed block."""
+    cdef int32_t group, end = start + seals.block_size - 1
+    if end >= plan.length:
+        return False
+    for group in seals.sealed:
+        if plan.keep[group][start] % seals.block_size > 0 or plan.keep[group][end] >= plan.sequence.sealed:
+            return False
+        if plan.keep[group][end] - plan.keep[group][start] != end - start:
+            return False
+    return True
 
 
 cdef int read_keep(Plan plan, Integers given, size_t group) except -1:

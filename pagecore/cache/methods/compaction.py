@@ -34,9 +34,10 @@ class CompactMethods(PartsOwner):
         tokens move on the stream of the last step.
 
         Kept tokens of sealed blocks (format "kivi2" or "kivi4") are restored, and whole blocks of them are sealed
-        again, but for the newest `residual` tokens; a sealed block that is kept whole, at a multiple of the block size,
-        is copied. The keys of other blocks are then quantised twice. These groups take new blocks for all tokens from
-        the first that moves on, and memory for a part of the tokens of one layer.
+        again, but for the newest `residual` tokens. A sealed block that is kept whole and lands on a multiple of the
+        block size is copied; among the newest `residual` tokens only if all blocks before it are sealed. The keys of
+        other blocks are quantised twice. These groups take new blocks for all tokens from the first that moves on, and
+        memory for a part of the tokens of one layer.
 
         Parameters
         ----------
