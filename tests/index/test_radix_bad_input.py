@@ -1,5 +1,6 @@
 """RadixTree: calls that are refused change nothing."""
 
+import numpy as np
 import pytest
 
 from pagecore.errors import DoubleFree, InvalidBlock, InvalidSequence, ShapeError, UnsupportedDtype, UnsupportedOption
@@ -44,6 +45,10 @@ from tests.together import together
         ([1, 2], [9], {"time": "now"}, UnsupportedDtype),
         ([1, 2], [9], {"time": True}, UnsupportedDtype),
         ([1, 2], [9], {"time": float("nan")}, ShapeError),
+        *(
+            ([1, 2], [9], {"time": value}, UnsupportedDtype)
+            for value in (True, np.True_, np.array(True), np.array([False]))
+        ),
         ([1, 2], [9], {"priority": 5}, UnsupportedOption),
         ([1, 2], [9], {"rank": 5}, UnsupportedOption),
         ([1, 2], [9], {"time_to_live": 5}, UnsupportedOption),

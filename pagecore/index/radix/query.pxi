@@ -79,7 +79,8 @@ cdef list as_list(object values, str name):
 
 cdef double as_number(object value, str what) except? -1:
     cdef double number
-    if isinstance(value, (str, bytes, bytearray, bool)):  # float() reads text that spells a number, and bools
+    # float() also accepts numeric text and bools.
+    if isinstance(value, (str, bytes, bytearray, bool)) or getattr(value, "dtype", None) == bool:
         raise UnsupportedDtype(f"{what} is {shown(value)}; give a number")
     try:
         number = float(value)
