@@ -5,7 +5,7 @@ import gc
 import numpy as np
 import pytest
 
-from pagecore.errors import InvalidSequence, OutOfBlocks
+from pagecore.errors import InvalidSequence, OutOfBlocks, ShapeError
 from pagecore.index import BlockPool, BlockTables, StateBuffers, StateTable, StepBuffers
 from tests.reference.state_table import checkpoint_length
 
@@ -112,7 +112,15 @@ def test_a_prefill_keeps_its_checkpoint_before_the_end_that_its_row_has():
     with pytest.raises(InvalidSequence, match="in flight"):
         made.states.set_ends(rows[:1], [1])
     made.states.commit(rows)
-    assert [made.states.checkpoint(row)[1] for row in rows] == [192, 64, 256]
+    made.states.set_ends(rows[:2], [640, 640])
+    with pytest.raises(ShapeError, match="end is -1; use 0 or more"):
+        made.states.set_ends(rows[:2], [300, -1])
+    with pytest.raises(ShapeError, match="end is -5"):
+        made.states.checkpoint_length(0, 64, 0, -5)
+    made.prepare(rows[:1], [384])
+    assert made.slots.checkpoint_lengths[0] == 640  # nothing was set
+    made.states.commit(rows[:1])
+    assert [made.states.checkpoint(row)[1] for row in rows] == [640, 64, 256]
     made.states.check_invariants(exclusive=True)
 
 

@@ -214,6 +214,9 @@ Slots of a `StatePool` for the sequences of block tables.
         cdef Integers which = as_integers(rows, "row", InvalidSequence)
         cdef Integers last = as_counts(ends, which.size, "end")
         cdef Py_ssize_t i
+        for i in range(which.size):
+            if last.data[i] < 0:
+                raise ShapeError(f"end is {last.data[i]}; use 0 or more")
         self._check_ends(view(which))
         for i in range(which.size):
             self.set_end_raw(which.data[i], last.data[i])

@@ -88,14 +88,16 @@ cdef class StateTableCore:
         end : int, optional
             As `StateTable.set_ends` sets it.
         """
-        cdef int64_t last = INT32_MAX if end is None else min(max(as_int64(end, "end"), 0), INT32_MAX)
+        cdef int64_t last = INT32_MAX if end is None else as_int64(end, "end")
         cdef int64_t length = as_int64(before, "before")
         cdef int64_t added = as_int64(count, "count")
         cdef int64_t branch = min(max(as_int64(shared, "shared"), 0), INT32_MAX)
         if length < 0 or added < 0 or length > INT32_MAX or added > INT32_MAX - length:
             raise ShapeError(f"a step from {length} tokens by {added}; use lengths from 0 to {INT32_MAX}")
+        if last < 0:
+            raise ShapeError(f"end is {last}; use 0 or more")
         return deref(self.native).grid_length(
-            <int32_t> length, <int32_t> added, <int32_t> branch, <int32_t> last
+            <int32_t> length, <int32_t> added, <int32_t> branch, <int32_t> min(last, INT32_MAX)
         )
 
     @property
