@@ -49,6 +49,15 @@ def test_a_prompt_that_grew_before_its_step_keeps_its_checkpoint_before_its_new_
     assert compute(cache, first, 256).checkpoint_lengths.numpy()[0] == 192
 
 
+def test_a_prompt_whose_ids_follow_its_step_keeps_its_checkpoint_before_the_end_of_the_step():
+    cache = make()
+    sequence = cache.add_sequence(range(100))
+    assert compute(cache, sequence, 200).checkpoint_lengths.numpy()[0] == 192
+    cache.append_tokens([sequence], [range(100, 201)])
+    compute(cache, sequence, 1)
+    assert cache.match_length(range(200)) == 192
+
+
 def test_decoding_keeps_a_checkpoint_at_every_interval():
     """Checkpoints D4."""
     cache = make()

@@ -74,7 +74,7 @@ cdef class PrefixCache:
     cdef int tick(self) except -1
     cdef int reserve_moves(self, int64_t count) except -1
     cdef int match_sequence(self, Sequence sequence, int64_t max_blocks, NativeMatch* found) except -1
-    cdef int32_t last_match(self, Sequence sequence) noexcept
+    cdef int32_t max_match_length(self, int32_t num_tokens) noexcept
     # Commit: these cannot fail.
     cdef void attach(self, Sequence sequence, int32_t row, NativeMatch& found, bint is_tentative) noexcept
     cdef void count_first(self, Sequence sequence) noexcept

@@ -182,9 +182,9 @@ cdef class PrefixCache:
         query.space = hold.namespace_number
         return query
 
-    cdef int32_t last_match(self, Sequence sequence) noexcept:
-        """Return the tokens up to which a sequence of the same known tokens could find its prefix."""
-        return max(0, (sequence.known - 1) // self.block_size - self.gives_up_last) * self.block_size
+    cdef int32_t max_match_length(self, int32_t num_tokens) noexcept:
+        """Return the most tokens of a cached prefix that a sequence of some tokens could reuse."""
+        return max(0, (num_tokens - 1) // self.block_size - self.gives_up_last) * self.block_size
 
     # -- commit --------------------------------------------------------------------------------------------------
 

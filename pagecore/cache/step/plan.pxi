@@ -82,11 +82,17 @@ cdef class StepPlan:
         return self.list_rows()
 
     cdef int list_rows(self) except -1:
+        cdef Sequence sequence
+        cdef int64_t length
         cdef int32_t i
         for i in range(self.num_sequences):
-            self.rows[i] = (<Sequence>self.sequences[i]).row
+            sequence = <Sequence>self.sequences[i]
+            self.rows[i] = sequence.row
             if self.counts[i] > 1 and self.state.states is not None and self.state.prefix is not None:
-                self.state.states.set_end_raw(self.rows[i], self.state.prefix.last_match(<Sequence>self.sequences[i]))
+                # The ids of the step's tokens may follow later.
+                length = max(<int64_t>sequence.known, <int64_t>sequence.computed + self.counts[i])
+                length = min(length, <int64_t>INT32_MAX)
+                self.state.states.set_end_raw(self.rows[i], self.state.prefix.max_match_length(<int32_t>length))
         self.first_blocks.clear()
         if self.is_arrival:
             self.state.list_first_kept(
