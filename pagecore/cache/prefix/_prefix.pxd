@@ -80,7 +80,7 @@ cdef class PrefixCache:
     cdef void count_first(self, Sequence sequence) noexcept
     cdef void end_tentative(self, PrefixHold hold) noexcept
     cdef void count(self, PrefixHold hold, int32_t row) noexcept
-    cdef int32_t num_begun(self, PrefixHold hold, int32_t component) noexcept
+    cdef int32_t num_initial_blocks(self, PrefixHold hold, int32_t component) noexcept
     cdef void inherit(
         self, Sequence child, PrefixHold hold, PrefixHold source, int32_t published, bint has_duplicates
     ) noexcept

@@ -222,7 +222,7 @@ cdef class PrefixCache:
         if self.is_watched:
             for lane in range(self.num_lanes):
                 blocks = self.tables.row_raw(row, self.groups[lane])
-                begun = min(<size_t>self.num_begun(hold, self.component_of(lane)), blocks.size())
+                begun = min(<size_t>self.num_initial_blocks(hold, self.component_of(lane)), blocks.size())
                 (<WatchedPool>self.pools[lane]).note_hit(blocks.data(), begun)
         self.num_query_tokens += hold.asked_tokens
         self.num_hit_tokens += hold.hit_blocks * self.block_size
@@ -230,7 +230,7 @@ cdef class PrefixCache:
         self.num_hits += hold.hit_blocks > 0
         self.num_misses += hold.hit_blocks == 0
 
-    cdef int32_t num_begun(self, PrefixHold hold, int32_t component) noexcept:
+    cdef int32_t num_initial_blocks(self, PrefixHold hold, int32_t component) noexcept:
         """Return the blocks with which a row of a component began."""
         if hold.shared_blocks > hold.hit_blocks and self.shares_ahead and not hold.has_component_ahead(component):
             return hold.hit_blocks
