@@ -255,8 +255,8 @@ class PagedKVCache(StepMethods, SwapMethods, CompactMethods, PrefixMethods, Save
             prefix nor leaves one.
         tentative : bool
             True for a sequence that may be removed before its first step, and added again later, because it has no
-            room: its prefix counts once its first step is prepared, in `stats` and as a hit for the eviction policy.
-            Otherwise each call counts at once.
+            room: its prefix counts once its first step is prepared or it is copied, in `stats` and as a hit for the
+            eviction policy. Otherwise each call counts at once.
 
         Raises
         ------

@@ -57,6 +57,39 @@ def test_a_tentative_sequence_counts_from_its_first_step_on():
         cache.add_sequence(range(4), tentative=1)
 
 
+@pytest.mark.parametrize(("length", "hits"), [(0, 0), (3, 0), (4, 1), (8, 1)])
+def test_a_tentative_sequence_that_is_cut_counts_what_is_left(length, hits):
+    cache = make(num_blocks=9, device="none")
+    kept(cache, range(8))
+    before = figures(cache)
+    sequence = cache.add_sequence(range(9), tentative=True)
+    cache.truncate([sequence], [length])
+    cache.append_tokens([sequence], [[5, 6]])
+    cache.commit(cache.prepare([sequence], 2))
+    tokens = length // 4 * 4
+    added = [now - old for now, old in zip(figures(cache), before, strict=True)]
+    assert added == [hits, 1 - hits, length + 2, tokens, tokens, 0, 0]
+    cache.check_invariants()
+
+
+@pytest.mark.parametrize("copies", ["fork", "reorder"])
+def test_a_tentative_sequence_counts_when_it_is_copied(copies):
+    cache = make(num_blocks=9, device="none")
+    kept(cache, range(8))
+    other = computed(cache, [9])
+    before = figures(cache)
+    parent = cache.add_sequence(range(9), tentative=True)
+    if copies == "fork":
+        other = cache.fork(parent)
+    else:
+        cache.reorder([other], [parent])
+    cache.remove(parent)
+    cache.commit(cache.prepare([other], 1))
+    added = [now - old for now, old in zip(figures(cache), before, strict=True)]
+    assert added == [1, 0, 9, 8, 8, 0, 0]
+    cache.check_invariants()
+
+
 @pytest.mark.parametrize(("policy", "left"), [("lfu", 200), ("slru:0.5", 200), ("lru", 100)])
 def test_repeated_attempts_are_not_hits_for_the_eviction_policy(policy, left):
     """The second prefix was hit once before; the first was only looked at, but later."""

@@ -35,7 +35,7 @@ class CacheStats:
         Blocks that the prefix cache has evicted since the cache was made.
     prefix_hits, prefix_misses : int
         Sequences added by `add_sequence` that reused a cached prefix, and those that did not; tentative ones count
-        once their first step is prepared.
+        once their first step is prepared, or they are copied.
     prefix_query_tokens, prefix_hit_tokens : int
         Tokens of those sequences, and the number of reused ones.
     prefix_shared_tokens : int

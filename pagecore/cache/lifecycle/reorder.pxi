@@ -54,6 +54,9 @@ def reorder(CacheState state not None, sequences, parents):
     # The rows have changed: from here on nothing fails.
     if state.states is not None:
         state.states.reorder_raw(Int32s(rows.data(), rows.size()), Int32s(parent_rows.data(), parent_rows.size()))
+    if state.prefix is not None:
+        for each in heirs:
+            state.prefix.count_first((<Heir>each).parent)
     for each in heirs:
         (<Heir>each).read_parent()
     for each in heirs:

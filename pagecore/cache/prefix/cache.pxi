@@ -204,9 +204,10 @@ cdef class PrefixCache:
             self.count(sequence.hold, row)
 
     cdef void count_first(self, Sequence sequence) noexcept:
-        """Count the prefix of a sequence that was added tentatively, in its first step."""
+        """Count the prefix of a sequence that was added tentatively, in its first step or before it is copied."""
         if sequence.hold.is_tentative:
             self.end_tentative(sequence.hold)
+            sequence.hold.asked_tokens = sequence.known
             self.tree.native.count_hit(sequence.hold.receipt.native, sequence.hold.hit_blocks)
             self.count(sequence.hold, sequence.row)
 
@@ -264,6 +265,9 @@ cdef class PrefixCache:
             sequence.hold.published = min(sequence.hold.published, length // self.block_size)
         if sequence.hold.offered_state > length:
             sequence.hold.offered_state = 0
+        if sequence.hold.is_tentative:
+            sequence.hold.hit_blocks = min(sequence.hold.hit_blocks, length // self.block_size)
+            sequence.hold.shared_blocks = min(sequence.hold.shared_blocks, length // self.block_size)
         if sequence.hold.has_ahead():
             self.shorten_ahead(sequence.hold, length)
         self.shorten(sequence.hold, (length + self.block_size - 1) // self.block_size)
