@@ -32,7 +32,7 @@ def remove(CacheState state not None, sequence, rank=None):
     if state.prefix is not None and state.seals is not None and removed.row >= 0:
         seal_whole(state, removed)
         removed = require(state, sequence, False)
-    if state.observer is not None and state.prefix is not None and removed.row >= 0:
+    if state.observer is not None and state.prefix is not None:
         state.observer.removing(removed)
         removed = require(state, sequence, False)
     step = <Step>removed.flight

@@ -89,7 +89,7 @@ cdef class Heir:
     cdef int32_t* ids           # a copy of the parent's, for the child
     cdef int32_t known, computed, sealed, dropped, compacted, cached, published
     cdef int64_t tenant
-    cdef object namespace
+    cdef object namespace, origin
     cdef bint has_duplicates
     cdef CrossContent cross, old_cross
 
@@ -118,6 +118,7 @@ cdef class Heir:
         if self.parent_hold is not None:
             self.published = self.parent_hold.published
             self.has_duplicates = self.parent_hold.has_duplicates
+            self.origin = self.parent_hold.origin
 
     cdef void write_child(self, CacheState state) noexcept:
         cdef int32_t* old = self.child.ids
@@ -136,3 +137,4 @@ cdef class Heir:
             state.cross.hold(self.cross)
         if state.prefix is not None:
             state.prefix.inherit(self.child, self.hold, self.parent_hold, self.published, self.has_duplicates)
+            self.hold.origin = self.origin

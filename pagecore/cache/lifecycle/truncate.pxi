@@ -126,6 +126,8 @@ cdef void shorten_sequences(
         sequence.computed = computed[i]
         sequence.sealed = min(sequence.sealed, computed[i] - (computed[i] % state.block_size if is_cut else 0))
         sequence.cached = min(sequence.cached, kept[i])
+        if sequence.hold is not None and sequence.computed == sequence.cached:
+            sequence.hold.begins_again = True
         if kept[i] == 0:
             forget_compaction(sequence)
 

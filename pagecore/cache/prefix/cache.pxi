@@ -198,6 +198,7 @@ cdef class PrefixCache:
         sequence.hold.asked_tokens = sequence.known
         sequence.hold.hit_blocks = <int32_t>found.blocks
         sequence.hold.shared_blocks = <int32_t>(found.full_blocks if self.shares_ahead else found.shared_blocks)
+        sequence.hold.is_new = True
         sequence.hold.is_tentative = is_tentative
         self.num_tentative += is_tentative
         if not is_tentative:

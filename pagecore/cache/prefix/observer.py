@@ -27,7 +27,7 @@ class PrefixObserver(Protocol):
         """Note that a step of these sequences was committed, and their full blocks published."""
 
     def removing(self, sequence: Sequence) -> None:
-        """Note that a sequence with a row is about to be removed."""
+        """Note that a sequence, which may be swapped out, is about to be removed."""
 
     def hit_tokens(self, sequence: Sequence) -> dict[str, int]:
         """Return the reused tokens of a sequence by the medium that had them."""

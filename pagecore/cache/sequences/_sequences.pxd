@@ -82,6 +82,12 @@ cdef class PrefixHold:
     # The prefix that was found when the sequence was added; it is not counted yet if the sequence is tentative.
     cdef int32_t asked_tokens, hit_blocks, shared_blocks
     cdef bint is_tentative
+    # No step has computed tokens of the sequence, or the observer of the cache has not counted its prefix yet.
+    cdef bint is_new
+    # The sequence was cut to what it reuses, and has computed nothing since.
+    cdef bint begins_again
+    # Origin of the reused prefix, as the observer of the cache notes it; None if all of it was cached.
+    cdef object origin
     # Blocks, and tokens of the newest checkpoint, that were offered to a tier; only to skip offers that bring nothing.
     cdef int32_t backed_up, backed_up_state
     cdef object options         # the RetentionOptions; None in an empty hold of a cache without a prefix cache

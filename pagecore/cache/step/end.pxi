@@ -185,6 +185,8 @@ cdef void end_flight(StepRecord step, bint is_kept, bint has_paths=False) noexce
                 sequence.known = min(sequence.known, sequence.computed)
             if step.state.prefix is not None:
                 publish_one(step.state.prefix, sequence, 0)
+                if step.state.observer is None and step.accepted[i] > 0:
+                    sequence.hold.is_new = False
     if step.cross is not None:
         step.cross.end(is_kept)
     step.in_flight = step.is_lost = step.is_device_stale = False

@@ -13,10 +13,10 @@ from pagecore.cache.sequences._sequences import Sequence
 from pagecore.cache.step._step import lacked, lacked_slots, shortage
 from pagecore.errors import PagecoreError
 from pagecore.tiers.host.methods.records import Backup
-from pagecore.tiers.host.operations._operations import options_of
+from pagecore.tiers.host.operations._operations import count_once, is_new, newly_run, options_of, origin_of
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.manager.arguments import Write
-from pagecore.tiers.manager.origins import DEVICE, HOST, Origins
+from pagecore.tiers.manager.origins import DEVICE, HOST, Origins, Reused
 from pagecore.tiers.manager.second_hit import SecondHits
 from pagecore.tiers.manager.stores import StoreSide
 
@@ -29,17 +29,13 @@ class CacheObserver:
 
     _stores: StoreSide
 
-    def __init__(self, parts: CacheParts, host: HostTier, write: Write, min_tokens: int) -> None:
+    def __init__(self, parts: CacheParts, host: HostTier, write: Write, min_tokens: int, num_stores: int) -> None:
         self.host, self.write, self.min_tokens = host, write, min_tokens
         self._parts = parts
-        # Reused tokens of sequences whose first step runs: a prompt may be added and removed before it gets room.
-        self._first: dict[int, int] = {}
-        self.num_origins = most = host.num_blocks[0] * (1 if host.num_groups else BLOCKS_PER_STATE)
+        self.num_origins = most = _num_origins(parts, host)
         self._hits = SecondHits(parts.block_size, most)
-        # Blocks that were promoted, until a prompt uses them; reused tokens by medium, of sequences that used any.
-        self._promoted = Origins(parts.block_size, most)
-        self._media_of: dict[int, NDArray[np.int64]] = {}
-        self._hit_counts = np.zeros(1, np.int64)  # by medium, over all sequences
+        self._promoted = Origins(parts.block_size, most)  # blocks that were promoted, until a prompt uses them
+        self._hit_counts = np.zeros(HOST + 1 + num_stores, np.int64)  # by medium, over all sequences
 
     def adding(self, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> None:
         """Promote what the host has of a prefix; a failed copy leaves its tokens to be computed."""
@@ -51,10 +47,7 @@ class CacheObserver:
                 self._note_promoted(array[:now], options, now - (self.host.num_promoted_tokens - before))
 
     def preparing(self, sequences: list[Sequence], counts: ArrayLike) -> None:
-        """Note first steps; save what a step will evict, if the step has room."""
-        for sequence in sequences:
-            if isinstance(sequence, Sequence) and sequence.num_computed_tokens == sequence.num_cached_tokens:
-                self._first[id(sequence)] = sequence.num_cached_tokens
+        """Save what a step will evict, if the step has room."""
         if self.write == "on_evict" and not any(shortage(self._parts.state, sequences, counts)):
             state = self._parts.state
             self.evicting(lacked(state, sequences, counts) + lacked_slots(state, sequences, counts))
@@ -68,46 +61,42 @@ class CacheObserver:
 
     def committed(self, sequences: list[Sequence]) -> None:
         """Count hits, and back up what a step has published."""
-        if self._first:
-            for sequence in sequences:
-                self._note_first(sequence)
+        for sequence in newly_run(sequences):
+            self._note_first(sequence)
         if self.write in ("through", "second_hit"):
             for sequence in sequences:
                 self._back_up(sequence)
             self._write()
 
     def _note_first(self, sequence: Sequence) -> None:
-        """Count the prompt of a sequence once, after the first step that computed any of its tokens."""
-        if sequence.num_computed_tokens <= sequence.num_cached_tokens or id(sequence) not in self._first:
-            return
-        found = self._first.pop(id(sequence))
-        counts = self._count_media(sequence, found)
+        """Note a use of the prompt of a sequence that has computed its first tokens; count it if it is new."""
+        found = sequence.num_cached_tokens
+        if is_new(sequence):
+            reused = self._reused(sequence)
+            counts = reused.counts(found, self._parts.block_size)
+            count_once(sequence, reused if counts[DEVICE] < found else None, counts, self._hit_counts)
         self._promoted.forget(sequence.tokens, options_of(sequence))
-        self._hit_counts = self._hit_counts + counts
-        if counts[DEVICE] < found:
-            self._media_of[id(sequence)] = counts
         self._touch(sequence, found)  # or what is written after it could evict it
         if self.write == "second_hit":
             self._hits.note(sequence)
 
     def removing(self, sequence: Sequence) -> None:
-        """Back up what a sequence leaves to the prefix cache."""
-        if self.write not in ("explicit", "on_evict"):
-            self._back_up(sequence, is_last=True)
-            self._write()
-        self._touch(sequence, sequence.num_computed_tokens)
+        """Back up what a sequence leaves to the prefix cache, unless it is swapped out."""
+        for each in newly_run([sequence]):  # an interrupt came before the end of its first commit
+            self._note_first(each)
+        if sequence.row >= 0:
+            if self.write not in ("explicit", "on_evict"):
+                self._back_up(sequence, is_last=True)
+                self._write()
+            self._touch(sequence, sequence.num_computed_tokens)
         self._hits.forget(sequence)
-        self._first.pop(id(sequence), None)
-        self._media_of.pop(id(sequence), None)
 
     def hit_tokens(self, sequence: Sequence) -> dict[str, int]:
         """Return the reused tokens of a sequence by the medium that had them."""
-        counts, found = self._media_of.get(id(sequence)), sequence.num_cached_tokens
-        if counts is None:
-            has_run = sequence.num_computed_tokens > found
-            counts = self._count_media(sequence, 0 if has_run else found)
-            counts[DEVICE] += found if has_run else 0
-        return self._by_medium(counts)
+        reused = self._reused(sequence) if is_new(sequence) else origin_of(sequence)
+        if reused is None:
+            reused = Reused(np.empty(0, np.int64), self._stores.media)
+        return _by_medium(reused.counts(sequence.num_cached_tokens, self._parts.block_size), reused.names)
 
     def match_ids(self, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> int:
         """Return the tokens of a prefix that the device would have after `adding`."""
@@ -132,7 +121,14 @@ class CacheObserver:
 
     def _write(self) -> None:
         """Write what backups have published to the stores."""
-        self._stores.write(self.host.poll())
+        self._stores.write(self._ended())
+
+    def _ended(self) -> list[Backup]:
+        """Return the backups that have ended; what the host has from them is from no store."""
+        ended = self.host.poll()
+        for backup in ended:
+            self._stores.loaded.forget(backup.tokens[: backup.stop], backup, backup.start)
+        return ended
 
     def _back_up(self, sequence: Sequence, is_last: bool = False) -> None:
         most = self._hits.limit(sequence) if self.write == "second_hit" else None
@@ -147,7 +143,7 @@ class CacheObserver:
 
     def _write_whole(self, sequence: Sequence, most: int) -> None:
         """Write up to `most` tokens of what the host has of a sequence to the stores, after its backup."""
-        ended = self.host.poll()
+        ended = self._ended()
         tokens, options = sequence.tokens[: min(sequence.num_computed_tokens, most)], options_of(sequence)
         # Copies of other sequences may end meanwhile.
         own = [one.start for one in ended if _is_of(one, tokens, options)]
@@ -158,21 +154,35 @@ class CacheObserver:
     def _note_promoted(self, ids: NDArray[np.int32], options: RetentionOptions, start: int) -> None:
         """Note that the tokens of a prefix from `start` on were promoted, after requests may have loaded them."""
         start = start // self._parts.block_size * self._parts.block_size
-        media = np.maximum(self._stores.loaded.of(ids, options), HOST)
+        media = np.maximum(self._stores.loaded.media_of(ids, options), HOST)
         self._stores.loaded.forget(ids, options)
         self._promoted.note(ids, options, start, media[start // self._parts.block_size :])
 
-    def _count_media(self, sequence: Sequence, found: int) -> NDArray[np.int64]:
-        """Return the first `found` tokens of a sequence, which it reuses, by the index of the medium that had them."""
-        media = self._promoted.of(sequence.tokens[:found], options_of(sequence))
-        return np.bincount(media, minlength=len(self._stores.media)) * self._parts.block_size
+    def _reused(self, sequence: Sequence) -> Reused:
+        """Return the media of the tokens that a sequence reuses, before its first step."""
+        tokens = sequence.tokens[: sequence.num_cached_tokens]
+        return Reused(self._promoted.media_of(tokens, options_of(sequence)), self._stores.media)
 
-    def _by_medium(self, counts: NDArray[np.int64]) -> dict[str, int]:
-        """Return counts of tokens by the name of their medium."""
-        tokens = np.zeros(len(self._stores.media), np.int64)
-        tokens[: len(counts)] = counts
-        named = zip(self._stores.media, tokens.tolist(), strict=True)
-        return {medium: count for index, (medium, count) in enumerate(named) if count or index <= HOST}
+    def _hits_by_medium(self) -> dict[str, int]:
+        """Return the reused tokens of all sequences by medium."""
+        return _by_medium(self._hit_counts, self._stores.media)
+
+
+def _num_origins(parts: CacheParts, host: HostTier) -> int:
+    """Return the blocks of prefixes to remember: what any group of the host or the device has, or the longest prompt.
+
+    A group with a window has few blocks of a long prefix.
+    """
+    tables = parts.state.tables
+    if not host.num_groups:
+        return max(host.num_blocks[0] * BLOCKS_PER_STATE, tables.max_blocks_per_sequence)
+    return max(*host.num_blocks, *(pool.num_blocks for pool in tables.pools), tables.max_blocks_per_sequence) + 1
+
+
+def _by_medium(counts: NDArray[np.int64], names: tuple[str, ...]) -> dict[str, int]:
+    """Return counts of tokens by the name of their medium; those of stores only where there are any."""
+    named = enumerate(zip(names, counts.tolist(), strict=False))
+    return {medium: count for index, (medium, count) in named if count or index <= HOST}
 
 
 def _is_of(backup: Backup, tokens: NDArray[np.int32], options: RetentionOptions) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pagecore.cache.sequences._sequences import Sequence
 from pagecore.tiers.host.operations._operations import options_of
-from pagecore.tiers.manager.origins import AskedPrefixes
+from pagecore.tiers.manager.origins import PrefixIndex
 
 
 class SecondHits:
@@ -20,7 +20,7 @@ class SecondHits:
     """
 
     def __init__(self, block_size: int, num_blocks: int) -> None:
-        self._once, self._again = AskedPrefixes(block_size, num_blocks), AskedPrefixes(block_size, num_blocks)
+        self._once, self._again = PrefixIndex(block_size, num_blocks), PrefixIndex(block_size, num_blocks)
         self._block_size = block_size
         self._limits: dict[Sequence, tuple[int, int]] = {}
 

@@ -123,7 +123,7 @@ class Tiers(CacheObserver):
         check_fingerprint(fingerprint, given, host)
         check_agree(agree)
         seconds = checked_seconds("pin_seconds", pin_seconds)
-        super().__init__(parts, host, write, require_int("min_tokens", min_tokens, min=0, max=None))
+        super().__init__(parts, host, write, require_int("min_tokens", min_tokens, min=0, max=None), len(given))
         self.cache = cache
         self._is_closed = False
         with Held(parts.state.lock):
@@ -451,7 +451,7 @@ class Tiers(CacheObserver):
         """Return the statistics: hits by medium, the host tier, requests and stores."""
         with Held(self._parts.state.lock):
             requests = self._stores.stats()
-            return TierStats(self._by_medium(self._hit_counts), self.host.stats(), requests)
+            return TierStats(self._hits_by_medium(), self.host.stats(), requests)
 
     def check_invariants(self) -> None:
         """Recount both trees, their pools and all transfers; raise `PagecoreError` if anything differs."""

@@ -105,7 +105,7 @@ def test_origins_are_those_of_a_dictionary_of_prefixes():
             origins.forget(ids, options)
             for name in names:
                 known.pop(name, None)
-        assert origins.of(ids, options).tolist() == [known.get(name, DEVICE) for name in names]
+        assert origins.media_of(ids, options).tolist() == [known.get(name, DEVICE) for name in names]
     assert len(known) > 20
 
 
@@ -115,8 +115,8 @@ def test_origins_forget_the_oldest_prefixes():
     for start in range(0, 60, 3):
         ids = np.arange(start, start + 3, dtype=np.int32)
         origins.note(ids, options, 0, np.full(3, HOST, np.int64))
-        assert origins.of(ids, options).tolist() == [HOST] * 3
-        assert origins.of(np.arange(start - 6, start - 3, dtype=np.int32), options).tolist() == [DEVICE] * 3
+        assert origins.media_of(ids, options).tolist() == [HOST] * 3
+        assert origins.media_of(np.arange(start - 6, start - 3, dtype=np.int32), options).tolist() == [DEVICE] * 3
     long = np.arange(9, dtype=np.int32)
     origins.note(long, options, 2, np.full(7, HOST, np.int64))
-    assert origins.of(long, options).tolist() == [DEVICE] * 2 + [HOST] * 2 + [DEVICE] * 5
+    assert origins.media_of(long, options).tolist() == [DEVICE] * 2 + [HOST] * 2 + [DEVICE] * 5

@@ -374,3 +374,36 @@ cdef PrefixKey own_key(CacheState state, Sequence sequence, int32_t num_blocks):
 def options_of(Sequence sequence not None):
     """Return the RetentionOptions of a live sequence of a cache with a prefix cache."""
     return sequence.hold.options
+
+
+def is_new(Sequence sequence not None):
+    """Return True if the prefix of a live sequence is not counted yet."""
+    return sequence.hold.is_new
+
+
+def newly_run(list sequences not None):
+    """Return those of live sequences that have computed their first tokens, or the first ones after a cut.
+
+    A sequence that was cut to what it reuses is returned once more; one whose prefix is not counted, until it is.
+    """
+    cdef Sequence sequence
+    cdef list found = []  # append() instead of a comprehension, which frees an element twice when memory runs out
+    for sequence in sequences:
+        if (sequence.hold.is_new or sequence.hold.begins_again) and sequence.computed > sequence.cached:
+            found.append(sequence)
+            sequence.hold.begins_again = False
+    return found
+
+
+def origin_of(Sequence sequence not None):
+    """Return what `count_once` has noted for a live sequence."""
+    return sequence.hold.origin
+
+
+def count_once(Sequence sequence not None, origin, const int64_t[::1] counts, int64_t[::1] totals):
+    """Note the origin of a sequence's prefix, and add its counts to the first totals, without an interrupt between."""
+    cdef Py_ssize_t i
+    for i in range(counts.shape[0]):
+        totals[i] += counts[i]
+    sequence.hold.origin = origin
+    sequence.hold.is_new = False
