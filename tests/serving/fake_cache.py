@@ -67,6 +67,7 @@ class FakeCache:
     """
 
     num_states = 0
+    has_tiers = False
 
     def __init__(self, num_blocks, block_size=4, max_sequences=8, max_tokens_per_sequence=None, prefix_cache=True):
         self.has_prefix_cache = prefix_cache
@@ -107,7 +108,7 @@ class FakeCache:
     def make_batch(self, max_sequences, max_tokens):
         return FakeBatch(max_sequences, max_tokens)
 
-    def add_sequence(self, tokens, id=None, *, namespace=None, max_tokens=None, spans=None):
+    def add_sequence(self, tokens, id=None, *, namespace=None, max_tokens=None, spans=None, tentative=False):
         # Token ids inside of a span differ by its digest.
         self._take_row()
         assert id not in self.sequences

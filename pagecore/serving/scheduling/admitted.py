@@ -53,7 +53,8 @@ class AdmittedRuns(WaitingRuns):
         held = run.sequence
         is_back = held.is_swapped
         reuse = self.reuse if is_back else self.reuse.counted(run, self.cache.block_size)
-        num_reused = run.num_reused_tokens if is_back or run.num_preemptions else held.num_cached_tokens
+        # A run that has computed nothing yet reuses what it finds now.
+        num_reused = run.num_reused_tokens if run.hit_tokens else held.num_cached_tokens
         waiting_tokens = self.num_waiting_tokens - run.num_tokens_left
 
         def call() -> None:

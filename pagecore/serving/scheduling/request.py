@@ -234,7 +234,7 @@ class Run:
     num_preemptions : int
         Number of times that the run was preempted.
     num_reused_tokens : int
-        Tokens of the prompt that were cached at the first admission.
+        Tokens of the prompt that were cached at the admission before its first step.
     hit_tokens : dict
         These tokens by the medium that had them, as `PagedKVCache.hit_tokens` returns them; empty until the first step
         of the run is committed. Samples have that of their first sample.

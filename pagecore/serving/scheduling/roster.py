@@ -102,7 +102,7 @@ class Roster(AdmittedRuns):
         prompt_steps = self.num_prompt_steps + bool(prompts)
 
         def record() -> None:
-            has_tiers = getattr(self.cache, "has_tiers", False)
+            has_tiers = self.cache.has_tiers
             for run in prompts:
                 if run.held is not None and not run.hit_tokens:
                     found = run.held.num_cached_tokens
@@ -202,5 +202,5 @@ class Roster(AdmittedRuns):
         held = self.found(run)
         run.held = self.cache.fork(parent.sequence, id=run) if held is None else held
         run.prefilling = False
-        run.hit_tokens = parent.hit_tokens
+        run.hit_tokens = dict(parent.hit_tokens)
         run.state = State.RUNNING

@@ -6,14 +6,13 @@ from bisect import bisect_left
 from collections import OrderedDict
 from itertools import takewhile
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pagecore.cache import PagedKVCache
 from pagecore.serving.scheduling.crossing import add_options
 from pagecore.serving.scheduling.journal import Journal
 
 if TYPE_CHECKING:
-    from pagecore.cache import Sequence
+    from pagecore.cache import PagedKVCache, Sequence
     from pagecore.serving.scheduling.request import Run
 
 __all__ = ["WaitingRuns"]
@@ -45,8 +44,6 @@ class WaitingRuns:
         self.pinned: dict[Run, None] = {}
         self.delays: dict[Run, int] = {}
         self.num_waiting_tokens = self.news = 0
-        # A pinned run may be unpinned again; its prefix counts once it has computed tokens.
-        self._options: dict[str, Any] = {"tentative": True} if isinstance(cache, PagedKVCache) else {}
         self._journal = Journal()
 
     @property
@@ -85,7 +82,8 @@ class WaitingRuns:
             run.pinned_news = self.news
 
         self._journal.run(
-            lambda: self.cache.add_sequence(run.tokens, id=run, **add_options(run.request), **self._options),
+            # A pinned run may be unpinned again; its prefix counts once it has computed tokens.
+            lambda: self.cache.add_sequence(run.tokens, id=run, tentative=True, **add_options(run.request)),
             lambda: self.found(run) is not None,
             record,
         )

@@ -170,8 +170,8 @@ def test_the_memory_of_a_timeline_does_not_grow_with_the_run():
         return max(held) - held[0]
 
     serve([Timeline(16, 16)], count=30)  # loads what is loaded at the first use
-    # The queue of requests and the metrics grow with the run, by less than a hundred bytes a step.
-    assert peak(90) < peak(30) + 30_000
+    # The requests, their reused tokens by medium and the metrics grow with the run, by about a hundred bytes a step.
+    assert peak(90) < peak(30) + 35_000
 
 
 @pytest.mark.parametrize("columns", [-2, 0, 1, 3])

@@ -8,10 +8,12 @@ import pytest
 
 from pagecore import AttentionSpec, PagedKVCache
 from pagecore.cache import Sequence, SwapSpace
+from pagecore.serving import Request, Scheduler
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.manager import observer
 from pagecore.tiers.manager.tiers import Tiers
 from tests.cache.prefixes import computed, kept
+from tests.serving.runs import advance, drain
 from tests.tiers.manager.served import Served, vectors
 from tests.tiers.memory_store import MemoryStore
 
@@ -152,6 +154,32 @@ def test_a_sequence_that_ran_before_the_tiers_opened_is_not_counted():
         cache.commit(cache.prepare(sequences, 1))
         assert tiers.stats().hit_tokens == {"GPU": 0, "CPU": 0}
         assert [cache.hit_tokens(each) for each in sequences] == [{"GPU": 0, "CPU": 8}, {"GPU": 8, "CPU": 0}]
+
+
+def test_a_run_whose_first_step_was_abandoned_reuses_what_it_finds_later():
+    cache, tiers = tiered(range(16))
+    with tiers:
+        scheduler = Scheduler(cache, swap_space=SwapSpace(cache, num_blocks=60))
+        run = scheduler.add(Request(0, range(20), 5))
+        scheduler.abandon(scheduler.schedule())
+        assert (run.num_reused_tokens, run.hit_tokens) == (16, {})
+        scheduler.preempt_all(swap=False)
+        cache.clear_prefix_cache()
+        tiers.host.clear()
+        advance(scheduler, 1)
+        assert (run.num_reused_tokens, run.hit_tokens) == (0, {"GPU": 0, "CPU": 0})
+        scheduler.preempt_all(swap=False)
+        drain(scheduler)
+        assert (run.num_reused_tokens, run.hit_tokens) == (0, {"GPU": 0, "CPU": 0})
+
+
+def test_samples_have_copies_of_the_hits_of_their_first_sample():
+    scheduler = Scheduler(PagedKVCache(FULL, block_size=4, num_blocks=20, max_sequences=4, device="none"))
+    first = scheduler.add(Request(0, range(9), 3, samples=2))
+    runs = drain(scheduler)
+    runs[0].hit_tokens["GPU"] = 99
+    assert sorted(run.hit_tokens["GPU"] for run in runs) == [0, 99]
+    assert first in runs
 
 
 def interrupt_at(line):

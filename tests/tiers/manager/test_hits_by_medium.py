@@ -51,10 +51,16 @@ def test_a_prompt_has_tokens_from_the_device_the_host_and_two_stores():
         request.release()
 
 
+@pytest.mark.parametrize("has_room", [True, False])
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
-def test_each_run_has_its_tokens_by_medium_and_they_add_up(policy):
+def test_each_run_has_its_tokens_by_medium_and_they_add_up(policy, has_room):
     cache = PagedKVCache(
-        AttentionSpec(1, 8), block_size=4, num_blocks=33, max_sequences=6, device="none", eviction_policy=policy
+        AttentionSpec(1, 8),
+        block_size=4,
+        num_blocks=80 if has_room else 33,
+        max_sequences=6,
+        device="none",
+        eviction_policy=policy,
     )
     choice, runs = random.Random(0), []
     with Tiers(cache, HostTier(cache, num_blocks=200), min_tokens=1) as tiers:
@@ -62,21 +68,24 @@ def test_each_run_has_its_tokens_by_medium_and_they_add_up(policy):
         for number in range(60):
             prompt = [number % 9] * choice.randint(8, 40) + [number]
             runs.append(scheduler.add(Request(number, prompt, choice.randint(0, 6), samples=1 + number % 2)))
-            if choice.random() < 0.3:
+            if not has_room and choice.random() < 0.3:
                 advance(scheduler, choice.randint(0, 4) if scheduler.num_waiting else 0)
+            if has_room and number % 5 == 4:
+                runs += [run for run in drain(scheduler) if run.sample]
+                cache.clear_prefix_cache()
         runs += [run for run in drain(scheduler) if run.sample]
         for run in runs:
-            if not run.num_preemptions:
-                assert sum(run.hit_tokens.values()) == (run.parent or run).num_reused_tokens
+            assert sum(run.hit_tokens.values()) == (run.parent or run).num_reused_tokens
             if run.parent is not None:
                 assert run.hit_tokens == run.parent.hit_tokens
         firsts = [run for run in runs if run.parent is None]
         promoted = sum(run.hit_tokens["CPU"] for run in firsts)
         assert promoted > 100
-        if not scheduler.num_preemptions:
+        assert tiers.stats().hit_tokens["CPU"] <= tiers.host.num_promoted_tokens
+        if has_room:
+            assert not scheduler.num_preemptions
             total = {medium: sum(run.hit_tokens[medium] for run in firsts) for medium in ("GPU", "CPU")}
             assert tiers.stats().hit_tokens == total
-        assert tiers.stats().hit_tokens["CPU"] <= tiers.host.num_promoted_tokens
 
 
 def test_without_tiers_all_is_of_the_device():
