@@ -73,7 +73,7 @@ class PromptParts:
 
     @property
     def keeps_whole(self) -> bool:
-        """True if a part that is cut to fewer tokens may have to wait."""
+        """True if each span, or each prompt, stays in one part."""
         return self.whole_spans or self.whole_prompts
 
     def count(self, run: Run, budget: int, load: EncoderLoad = UNLIMITED) -> int:
@@ -83,7 +83,9 @@ class PromptParts:
         not fit the load.
         """
         most = load.fit(run, min(run.num_tokens_left, budget, self.tree_tokens or budget, self.chunk))
-        count = self._up_to_checkpoint(run, most)
+        count = self._up_to_checkpoint(run, most) if self.checkpoints else most
+        if not (self.whole_spans or self.whole_prompts):
+            return count
         spans, length = self._whole(run)
         if not spans:
             return count
@@ -121,7 +123,7 @@ class PromptParts:
         return (run.request.spans if self.whole_spans and run.request.spans else ()), len(run.request.prompt)
 
     def _up_to_checkpoint(self, run: Run, count: int) -> int:
-        if not self.checkpoints or count <= self.grid:
+        if count <= self.grid:
             return count
         sequence = run.sequence
         computed = sequence.num_computed_tokens
