@@ -1,7 +1,7 @@
 """The dtype and the format in which a checkpoint's config asks engines to store keys and values.
 
-Sources: `kv_cache_scheme` of compressed-tensors and ModelOpt, `kv_cache_quant_algo` of ModelOpt,
-`kv_cache_quant_config` and `kv_cache_group` of Quark, `kv_cache_scheme` of AutoFP8, a word, and `kv_cache_dtype`.
+Sources: `kv_cache_scheme` of compressed-tensors and ModelOpt, which may also be an algorithm there, and of AutoFP8, a
+word; `kv_cache_quant_algo` of ModelOpt; `kv_cache_quant_config` and `kv_cache_group` of Quark; and `kv_cache_dtype`.
 `layer_formats` has those of single layers.
 """
 
@@ -16,13 +16,21 @@ from pagecore.arrays import DType, as_dtype
 from pagecore.arrays.dtypes.formats import FORMATS, FOUR_OVER_SIX, as_format
 from pagecore.errors import UnsupportedDtype, UnsupportedOption
 from pagecore.models.config_files.fields import Fields, shown
-from pagecore.models.config_files.quantization import is_unquantised, layers_of_cache, parts_of, quantization_of
+from pagecore.models.config_files.quantization import (
+    KV_FIELDS,
+    is_unquantised,
+    layers_of_cache,
+    parts_of,
+    quantization_of,
+)
 from pagecore.storage import AttentionSpec, LatentSpec
 from pagecore.storage.specs.sealing import format_of_layer
 from pagecore.storage.specs.spec import CACHE_DTYPES
 
 __all__ = [
+    "FORMAT_REMEDY",
     "Formats",
+    "asking_field",
     "formats_of_algorithm",
     "requested_format",
     "stored_dtype",
@@ -53,7 +61,7 @@ _SCHEMES: Mapping[tuple[str, int], tuple[str | None, str | None, str | None]] = 
     ("float", 4): (None, None, "nvfp4"),
 }
 # Schemes of AutoFP8 and AngelSlim: a scale of the layer, in the checkpoint.
-_WORDS: Mapping[str, str] = {"static": "float8_e4m3fn"}
+_WORDS: Mapping[str, Formats] = {"static": Formats("float8_e4m3fn")}
 # Names of vLLM and SGLang for a format (docs/vllm_sglang.md), and for the dtype of the model.
 _DTYPES: Mapping[str, Formats] = {
     **{name: Formats(name) for name in (*FORMATS, FOUR_OVER_SIX)},
@@ -68,6 +76,7 @@ _DTYPES: Mapping[str, Formats] = {
 _OF_THE_MODEL = ("auto", *CACHE_DTYPES)
 # Dtypes of the outputs of a projection of keys, in a config of Quark.
 _QUARK: Mapping[str, str] = {"fp8_e4m3": "float8_e4m3fn"}
+FORMAT_REMEDY = f"pass format= one of {', '.join(FORMATS)}, or None for the model's dtype"
 _STATIC, _TOKEN, _GROUP = ("tensor", "attn_head"), ("token",), ("tensor_group", "group")
 
 
@@ -185,17 +194,31 @@ def uniform_formats(fields: Fields) -> Formats:
     """
     if fields.given("quant_method") == "quark":
         return Formats(_of_quark(fields))
+    asking = asking_field(fields)
+    if asking is None:
+        return Formats(None)
+    part, name = asking
+    given = part.given(name)
+    if name == "kv_cache_dtype":
+        found = _DTYPES.get(str(given))
+    elif isinstance(given, Mapping) and name == "kv_cache_scheme":
+        found = _of_scheme(given)
+    else:
+        found = formats_of_algorithm(given)
+        if found is None and name == "kv_cache_scheme":
+            found = _WORDS.get(str(given))
+    return found or _refuse(part, name)
+
+
+def asking_field(fields: Fields) -> tuple[Fields, str] | None:
+    """Return the part and the field of a description that gives all layers their formats; None if there is none."""
     for part in parts_of(fields):
-        algorithm, scheme = part.given("kv_cache_quant_algo"), part.given("kv_cache_scheme")
-        dtype = part.given("kv_cache_dtype")
-        if algorithm is not None:
-            return formats_of_algorithm(algorithm) or _refuse(part, "kv_cache_quant_algo")
-        if scheme is not None:
-            found = _of_scheme(scheme) if isinstance(scheme, Mapping) else _WORDS.get(str(scheme))
-            return Formats(found) if found else _refuse(part, "kv_cache_scheme")
-        if dtype is not None and dtype not in _OF_THE_MODEL:
-            return _DTYPES.get(str(dtype)) or _refuse(part, "kv_cache_dtype")
-    return Formats(None)
+        for name in KV_FIELDS[:2]:
+            if part.given(name) is not None:
+                return part, name
+        if part.given("kv_cache_dtype") not in (None, *_OF_THE_MODEL):
+            return part, "kv_cache_dtype"
+    return None
 
 
 def _of_quark(fields: Fields) -> str | None:
@@ -231,8 +254,13 @@ def _of_patterns(layers: Mapping[str, Any], patterns: Iterable[object]) -> dict[
     return found
 
 
-def _of_scheme(scheme: Mapping[str, Any]) -> str | None:
-    """Return the format of a scheme of compressed-tensors, or None if no format stores it."""
+def _of_scheme(scheme: Mapping[str, Any]) -> Formats | None:
+    """Return the formats of a scheme of compressed-tensors, or None if no format stores it."""
+    found = _name_of_scheme(scheme)
+    return None if found is None else Formats(found)
+
+
+def _name_of_scheme(scheme: Mapping[str, Any]) -> str | None:
     static, token, group = _SCHEMES.get((str(scheme.get("type")), _bits(scheme)), (None, None, None))
     strategy = scheme.get("strategy") or ("tensor_group" if scheme.get("group_size") else "tensor")
     if strategy in _TOKEN:
@@ -249,6 +277,5 @@ def _bits(scheme: Mapping[str, Any]) -> int:
 
 def _refuse(fields: Fields, name: str) -> NoReturn:
     raise UnsupportedOption(
-        f"{fields.source}: {fields.name(name)} is {shown(fields.given(name))}, which no format stores; pass format= "
-        f"one of {', '.join(FORMATS)}, or None for the model's dtype"
+        f"{fields.source}: {fields.name(name)} is {shown(fields.given(name))}, which no format stores; {FORMAT_REMEDY}"
     )

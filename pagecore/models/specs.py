@@ -66,8 +66,8 @@ def specs_from_config(
         `kv_cache_quantized_layers` of ModelOpt, which may be in the hf_quant_config.json next to a config.json), else
         none. It may ask for another format of values, or of single layers.
     value_format : str, optional
-        Format of stored values, if it is another than that of keys, as for `AttentionSpec`. Layers with latents have
-        none.
+        Format of stored values, if it is another than that of keys, as for `AttentionSpec`; it overrides what the
+        config asks for. Layers with latents have none.
     block_size : int, optional
         Tokens of a block of the cache, for models with rows of several tokens (`RowSpec`); by default the least
         multiple of 16 that suits all of them.
@@ -137,7 +137,7 @@ def read_model_config(
         model = _read_decoder(whole, dtype, sinks, format, block_size)
     if isinstance(format, str) and format == "auto":
         text = text_model(whole)[1] if encoded_type is None else decoder_fields(whole, encoded_type)
-        model = with_asked_formats(model, whole, text)
+        model = with_asked_formats(model, whole, text, value_format)
     model = replace(model, layers=tuple(with_value_format(model.layers, value_format, whole.source)))
     return with_scales(model, kv_scales, whole.source)
 

@@ -55,6 +55,11 @@ def asking(**fields):
         ({"kv_cache_dtype": "int8_per_token_head"}, "int8_token"),
         ({"kv_cache_dtype": "int4_per_token_head"}, "int4_token"),
         ({"kv_cache_dtype": "int8_token"}, "int8_token"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_scheme": "NVFP4"}, "nvfp4"),
+        ({"quant_method": "modelopt", "kv_cache_scheme": "FP8"}, "float8_e4m3fn"),
+        ({"quant_method": "modelopt", "kv_cache_scheme": "NO_QUANT"}, None),
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": "FP8", "kv_cache_quantized_layers": {}}, "float8_e4m3fn"),
+        ({"quant_method": "modelopt", "kv_cache_quantized_layers": {}}, None),
     ],
 )
 def test_the_config_decides_the_format(fields, expected):
@@ -68,7 +73,8 @@ def test_the_config_decides_the_format(fields, expected):
         {"kv_cache_scheme": FP8 | {"dynamic": True}},
         {"kv_cache_scheme": FP8 | {"num_bits": 6}},
         {"kv_cache_scheme": {"num_bits": 4, "type": "float", "group_size": 32}},
-        {"kv_cache_scheme": "fp8"},
+        {"kv_cache_scheme": "int8"},
+        {"quant_method": "modelopt", "kv_cache_scheme": "INT8_KV"},
         {"quant_method": "fp8", "kv_cache_scheme": "dynamic"},
         {"kv_cache_quant_algo": "INT8"},
         {"quant_method": "fp8", "kv_cache_dtype": "int8"},
@@ -79,84 +85,23 @@ def test_the_config_decides_the_format(fields, expected):
         {"quant_method": "modelopt", "kv_cache_quantized_layers": {"model.layers.0.self_attn": {"quant_algo": "X"}}},
         {"quant_method": "modelopt", "kv_cache_quantized_layers": {"model.norm": {"quant_algo": "FP8"}}},
         {"quant_method": "modelopt", "kv_cache_quantized_layers": ["model.layers.0.self_attn"]},
+        {"quant_method": "modelopt", "kv_cache_quantized_layers": []},
+        {"quant_method": "modelopt", "kv_cache_quantized_layers": {7: {"quant_algo": "FP8"}}},
+        {"quant_method": "modelopt", "kv_cache_quantized_layers": {None: {"quant_algo": "FP8"}}},
+        *(
+            {"quant_method": "modelopt", "kv_cache_quantized_layers": {f"model.layers.0.{name}": {"quant_algo": "FP8"}}}
+            for name in ("mlp.down_proj", "post_attention_layernorm", "self_attn_layer_norm")
+        ),
     ],
 )
 def test_a_scheme_that_no_format_stores_is_refused_unless_a_format_is_passed(fields):
     with pytest.raises(
         UnsupportedOption,
-        match=r"config: quantization_config.*kv_cache.*(; pass format= one of float8|an object|: pass format=)",
+        match=r"config: quantization_config.*kv_cache.*[;:] pass format= one of float8.*, or None for the model",
     ):
         specs_from_config(asking(**fields))
     assert formats(asking(**fields), format="int8_token") == {"int8_token"}
     assert formats(asking(**fields), format=None) == {None}
-
-
-LAYERED = {"quant_method": "modelopt", "kv_cache_schema_version": 1}
-
-
-def both(config, **options):
-    return [(spec.format, spec.value_format) for spec in specs_from_config(config, **options)]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"quant_method": "fp8", "kv_cache_dtype": "fp8_k_nvfp4_v"},
-        {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8_K_NVFP4_V"},
-        {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "fp8_k_nvfp4_v"}},
-    ],
-)
-def test_values_may_have_a_format_of_their_own_in_a_config(fields):
-    assert set(both(asking(**fields))) == {("float8_e4m3fn", "nvfp4")}
-    assert set(both(asking(**fields), value_format="int4_token")) == {("float8_e4m3fn", "int4_token")}
-    assert set(both(asking(**fields), format="mxfp8")) == {("mxfp8", None)}
-    latents = json.loads((Path(__file__).parent / "deepseek-v3.json").read_text())
-    with pytest.raises(UnsupportedOption, match=r"value_format is .nvfp4., but the layers store latents"):
-        specs_from_config(latents | {"quantization_config": fields})
-
-
-@pytest.mark.parametrize("algorithm", ["NO_QUANT", "none", None])
-def test_an_algorithm_may_be_none(algorithm):
-    fields = {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": algorithm}
-    assert formats(asking(**fields)) == {None}
-
-
-def test_layers_may_have_formats_of_their_own():
-    algorithms = ["FP8", "NVFP4", "FP8_K_NVFP4_V", "NO_QUANT", "fp8"]
-    layers = {f"model.layers.{number}.self_attn": {"quant_algo": each} for number, each in enumerate(algorithms)}
-    others = {"model.visual.blocks.0.attn", "mtp.layers.0.self_attn", "model.layers.999.self_attn"}
-    layers |= {name: {"quant_algo": "NVFP4"} for name in others}
-    expected = [("float8_e4m3fn", None), ("nvfp4", None), ("float8_e4m3fn", "nvfp4"), (None, None)]
-    expected += [("float8_e4m3fn", None)] + [(None, None)] * (LLAMA["num_hidden_layers"] - 5)
-    fields = {"kv_cache_quant_algo": "MIXED_PRECISION", "kv_cache_quantized_layers": layers}
-    for config in (asking(**LAYERED, **fields), asking(quantization=fields)):
-        assert both(config) == expected
-        specs = specs_from_config(config)
-        assert specs[0] is specs[4]
-        assert len({id(spec) for spec in specs}) == 4
-        assert set(both(config, format="int8_token")) == {("int8_token", None)}
-    one = {
-        "kv_cache_quant_algo": "FP8",
-        "kv_cache_quantized_layers": {"model.layers.1.self_attn": {"quant_algo": "FP8"}},
-    }
-    assert both(asking(**LAYERED, **one))[:3] == [(None, None), ("float8_e4m3fn", None), (None, None)]
-
-
-def test_layers_with_latents_may_have_formats_of_their_own():
-    latents = json.loads((Path(__file__).parent / "deepseek-v3.json").read_text())
-    names = {"model.layers.0.self_attn": {"quant_algo": "FP8"}, "model.layers.1.self_attn": {"quant_algo": "NVFP4"}}
-    config = latents | {"quantization_config": LAYERED | {"kv_cache_quantized_layers": names}}
-    assert [spec.format for spec in specs_from_config(config)[:3]] == ["float8_e4m3fn", "nvfp4_ds_mla", None]
-    names["model.layers.1.self_attn"]["quant_algo"] = "FP8_K_NVFP4_V"
-    with pytest.raises(UnsupportedOption, match="layer 1: its values would be stored as nvfp4, but it stores latents"):
-        specs_from_config(config)
-
-
-def test_groups_that_do_not_divide_the_dim_of_a_layer_are_refused_by_layer():
-    names = {"model.layers.1.self_attn": {"quant_algo": "NVFP4"}}
-    config = asking(**LAYERED, kv_cache_quantized_layers=names) | {"head_dim": 24}
-    with pytest.raises(ShapeError, match="config: layer 1: head_dim is 24; format 'nvfp4' needs a multiple of 16"):
-        specs_from_config(config)
 
 
 OUTPUT = {"output_tensors": {"dtype": "fp8_e4m3", "is_dynamic": False, "qscheme": "per_tensor"}}

@@ -6,6 +6,7 @@ It is in the model's config, under one of several names, or in the hf_quant_conf
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 
 from pagecore.models.config_files.fields import Fields
@@ -13,6 +14,7 @@ from pagecore.models.config_files.json_files import read_json_object
 from pagecore.models.config_files.open_config import FILE_BYTES_MAX
 
 __all__ = [
+    "KV_FIELDS",
     "MIXED_PRECISION",
     "has_unquantised_weights",
     "is_unquantised",
@@ -26,8 +28,11 @@ __all__ = [
 _NAMES = ("quantization_config", "compression_config", "quantization")
 _FILE = "hf_quant_config.json"
 _NESTED = "quantization"
+# Fields of ModelOpt for keys and values, in order of precedence: of all layers, and of single ones.
+KV_FIELDS = ("kv_cache_quant_algo", "kv_cache_scheme", "kv_cache_quantized_layers")
 # Layers with algorithms of their own, and the words for none.
 MIXED_PRECISION = "MIXED_PRECISION"
+_MODELOPT = re.compile("modelopt(_[a-z0-9_]+)?")
 _NO_ALGORITHM = ("NO_QUANT", "NONE")
 
 
@@ -67,7 +72,7 @@ def parts_of(fields: Fields) -> list[Fields]:
 
 def layers_of_cache(fields: Fields) -> Fields | None:
     """Return the part of a description that has formats of keys and values by layer; None if there is none."""
-    return next((part for part in parts_of(fields) if part.given("kv_cache_quantized_layers") is not None), None)
+    return next((part for part in parts_of(fields) if part.given(KV_FIELDS[2]) not in (None, {})), None)
 
 
 def is_unquantised(algorithm: object) -> bool:
@@ -79,13 +84,16 @@ def has_unquantised_weights(fields: Fields) -> bool:
     """Return True if ModelOpt or TensorRT-LLM left the weights as they were.
 
     `quant_algo` is null or "NO_QUANT", or so are those of all `quantized_layers` of "MIXED_PRECISION". A description of
-    ModelOpt that has only keys and values has no `quant_algo`. Keys and values may have a format nevertheless.
+    ModelOpt that has only keys and values (`KV_FIELDS`) has no `quant_algo`. Keys and values may have a format
+    nevertheless.
     """
     part = parts_of(fields)[-1]
-    if fields.given("quant_method") not in (None, "modelopt"):
+    method = fields.given("quant_method")
+    if method is not None and not (isinstance(method, str) and _MODELOPT.fullmatch(method)):
         return False
     if "quant_algo" not in part:
-        return part.given("kv_cache_quantized_layers") is not None and part.given("config_groups") is None
+        has_weights = part.given("config_groups") or part.given("quantized_layers")
+        return not has_weights and any(part.given(name) is not None for name in KV_FIELDS)
     algorithm, layers = part.given("quant_algo"), part.given("quantized_layers")
     if isinstance(algorithm, str) and algorithm.upper() == MIXED_PRECISION and isinstance(layers, Mapping):
         return all(isinstance(each, Mapping) and is_unquantised(each.get("quant_algo")) for each in layers.values())
