@@ -244,10 +244,66 @@ def test_modules_with_formats_of_their_own(quantised, attention, ups, downs):
             "quantized_layers": {"a": {"quant_algo": None}, "b": {"quant_algo": "NO_QUANT"}},
         },
         {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8", "kv_cache_quantized_layers": {}},
+        {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"},
+        {"quant_method": "modelopt", "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}},
+        {"quant_method": "modelopt", "kv_cache_scheme": "NVFP4", "config_groups": {}},
+        {"quantization": {"kv_cache_quant_algo": "FP8"}},
+        *(
+            {
+                "quant_method": f"modelopt_{method}",
+                "quant_algo": "MIXED_PRECISION",
+                "quantized_layers": {"a": {"quant_algo": None}, "b": {"quant_algo": "NO_QUANT"}},
+            }
+            for method in ("mixed", "fp4")
+        ),
+        {"quant_method": "modelopt_fp4", "quant_algo": "NO_QUANT"},
     ],
 )
 def test_weights_that_modelopt_leaves_as_they_are(quantised):
     assert weight_format(SMALL | {"quantization_config": quantised}) == weight_format(SMALL)
+
+
+_EXPERTS = "model.layers.0.mlp.experts"
+_NONE, _FP8, _NVFP4 = ({"quant_algo": each} for each in (None, "FP8", "NVFP4"))
+
+
+@pytest.mark.parametrize(
+    "experts",
+    [
+        {f"{_EXPERTS}.0": _NONE, f"{_EXPERTS}.1": _FP8},
+        {f"{_EXPERTS}.1": _FP8, f"{_EXPERTS}.0": _NONE},
+        {f"{_EXPERTS}.0": _FP8, f"{_EXPERTS}.1": _NONE},
+        {f"{_EXPERTS}.0": _FP8, f"{_EXPERTS}.1": _NVFP4},
+        {f"{_EXPERTS}.0": _NVFP4 | {"group_size": 16}, f"{_EXPERTS}.1": _NVFP4 | {"group_size": 32}},
+        {f"{_EXPERTS}.1": _FP8},
+        {f"{_EXPERTS}.12.down_proj": _FP8, f"{_EXPERTS}.0.up_proj": _FP8},
+    ],
+)
+@pytest.mark.parametrize("method", ["modelopt", "modelopt_mixed"])
+def test_experts_of_a_layer_with_other_formats_are_refused(experts, method):
+    quantised = {"quant_method": method, "quant_algo": "MIXED_PRECISION", "quantized_layers": experts}
+    with pytest.raises(
+        UnsupportedOption, match=r"quantized_layers has another quant_algo for .*; pass weights= one of"
+    ):
+        weight_format(SMALL | {"quantization_config": quantised})
+
+
+def test_experts_of_a_layer_are_counted_as_the_first_one():
+    layers = {f"{_EXPERTS}.{number}": {"quant_algo": each} for number, each in enumerate(("FP8", "fp8", "FP8"))}
+    layers |= {
+        f"model.layers.1.mlp.experts.{number}": {"quant_algo": each} for number, each in enumerate((None, "none"))
+    }
+    quantised = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    found = weight_format(SMALL | {"quantization_config": quantised})
+    assert [name for name, _ in found.modules] == [f"{_EXPERTS}.0"]
+    assert found.unquantised == ("model.layers.1.mlp.experts.0",)
+
+
+@pytest.mark.parametrize("layers", [["a"], {7: _FP8}, {"a": "FP8"}, 8, None])
+def test_modules_of_modelopt_that_are_not_an_object_of_objects_are_refused(layers):
+    quantised = {"quant_method": "modelopt_mixed", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    with pytest.raises(UnsupportedOption, match=r"quantized_layers .*; pass weights= one of"):
+        weight_format(SMALL | {"quantization_config": quantised})
 
 
 @pytest.mark.parametrize(

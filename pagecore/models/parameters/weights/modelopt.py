@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import NoReturn
 
+from pagecore.errors import UnsupportedOption
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.config_files.quantization import MIXED_PRECISION, is_unquantised, parts_of
 from pagecore.models.parameters.weights.formats import WEIGHT_FORMATS, WeightFormat, float8, grouped
@@ -27,11 +29,14 @@ _FORMATS: Mapping[str, WeightFormat] = {
     **dict.fromkeys(("W4A16_AWQ", "W4A8_AWQ"), WEIGHT_FORMATS["int4"]),
     "INT8_SQ": WEIGHT_FORMATS["int8"],
 }
-_FURTHER_EXPERTS = re.compile(r"\bexperts\.[1-9]")
+_FURTHER_EXPERTS = re.compile(r"\bexperts\.[1-9][0-9]*")
 
 
 def read_modelopt(fields: Fields) -> WeightFormat:
-    """Return the format of an algorithm, or of the modules in `quantized_layers`."""
+    """Return the format of an algorithm, or of the modules in `quantized_layers`.
+
+    All experts of a layer are counted as the first one; UnsupportedOption if they differ.
+    """
     part = parts_of(fields)[-1]
     if str(part.given("quant_algo")).upper() != MIXED_PRECISION:
         return _of_algorithm(part)
@@ -40,17 +45,38 @@ def read_modelopt(fields: Fields) -> WeightFormat:
         return refuse(part, "quantized_layers")
     modules, unquantised = {}, []
     for name, layer in layers.items():
-        if not isinstance(layer, Mapping):
+        if not isinstance(name, str) or not isinstance(layer, Mapping):
             return refuse(part, "quantized_layers")
-        if is_unquantised(layer.get("quant_algo")):
+        first = _FURTHER_EXPERTS.sub("experts.0", name)
+        if first != name:
+            if _asked(layer) != _asked(layers.get(first)):
+                _refuse_experts(part, name, first)
+        elif is_unquantised(layer.get("quant_algo")):
             unquantised.append(name)
-        elif not _FURTHER_EXPERTS.search(name):  # all experts of a layer are counted as the first one
+        else:
             modules[name] = _of_algorithm(Fields(layer, part.source, part.name(f"quantized_layers.{name}")))
+    if not modules:
+        return refuse(part, "quantized_layers")
     return replace(
         next(iter(modules.values())),
         modules=tuple(modules.items()),
         unquantised=tuple(unquantised),
         is_modules_only=True,
+    )
+
+
+def _asked(layer: object) -> tuple[str | None, object]:
+    """Return the algorithm and the size of groups of an entry, both None without quantisation."""
+    algorithm = layer.get("quant_algo") if isinstance(layer, Mapping) else None
+    if not isinstance(layer, Mapping) or is_unquantised(algorithm):
+        return None, None
+    return str(algorithm).upper(), layer.get("group_size")
+
+
+def _refuse_experts(part: Fields, name: str, first: str) -> NoReturn:
+    raise UnsupportedOption(
+        f"{part.source}: {part.name('quantized_layers')} has another quant_algo for {name} than for {first}, and the "
+        f"experts of a layer are counted alike; pass weights= one of {', '.join(WEIGHT_FORMATS)}, or bytes"
     )
 
 
