@@ -260,6 +260,32 @@ def test_fake_implementations_raise_for_invalid_arguments(error, says, call):
         call(meta(7, 2, 16), meta(9, 4, 2, 16), meta(3, dtype=torch.int32))
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "error"),
+    [
+        ("cu_parts", torch.tensor(0), ShapeError),
+        ("cu_parts", torch.zeros(0, dtype=torch.int64), ShapeError),
+        ("cu_parts", torch.zeros(1, 3, dtype=torch.int32), ShapeError),
+        ("cu_parts", torch.tensor([0.0, 6.0]), UnsupportedDtype),
+        ("cu_parts", torch.tensor([False, True]), UnsupportedDtype),
+        ("mask", torch.tensor(True), ShapeError),
+        ("mask", torch.ones(6, 1, dtype=torch.bool), ShapeError),
+        ("mask", torch.ones(5, dtype=torch.bool), ShapeError),
+        ("mask", torch.ones(6, dtype=torch.int32), UnsupportedDtype),
+        ("mask", torch.ones(6), UnsupportedDtype),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_merges_of_real_and_of_fake_tensors_refuse_the_same(name, given, error, device):
+    out, lse, given = (each.to(device) for each in (torch.zeros(6, 2, 8), torch.zeros(6, 2), given))
+    calls = {
+        "mask": lambda: interop.merge_attention(out, lse, out, lse, mask=given),
+        "cu_parts": lambda: interop.merge_attention_parts(out, lse, given),
+    }
+    with pytest.raises(error, match=f"{name} "):
+        calls[name]()
+
+
 @pytest.mark.parametrize("window", [2**31 - 1, 2**40, (2**31 - 1, None)])
 def test_a_window_wider_than_any_sequence_has_no_bound_so_that_sinks_are_refused(window):
     step = make_step()

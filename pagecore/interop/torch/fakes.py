@@ -54,6 +54,8 @@ def _paged_attention_out(
 def _merge_attention(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any, *, mask: Any = None) -> Any:
     _check_traced(("out_a", out_a, 3), ("lse_a", lse_a, 2), ("out_b", out_b, 3), ("lse_b", lse_b, 2))
     _refuse_meta_mix(out_a, mask=mask)
+    if mask is not None:
+        _check_mask(mask, out_a.shape[0])
     return out_a.new_empty(out_a.shape), lse_a.new_empty(lse_a.shape)
 
 
@@ -64,6 +66,7 @@ def _merge_attention_parts(outs: Any, lses: Any, cu_parts: Any = None) -> Any:
         num_tokens = outs.shape[0]
     else:
         _refuse_meta_mix(outs, cu_parts=cu_parts)
+        _check_parts(cu_parts)
         num_tokens = cu_parts.shape[0] - 1
     heads, dim = outs.shape[first + 1 :]
     return outs.new_empty((num_tokens, heads, dim)), lses.new_empty((num_tokens, heads))
@@ -103,6 +106,26 @@ def _check_traced(first: tuple[str, Any, int], *others: tuple[str, Any, int]) ->
                 f"{name} requires grad, and the operator has no gradient; pass {name}.detach(), or compute it under "
                 "torch.no_grad()"
             )
+
+
+def _check_mask(mask: Any, num_tokens: Any) -> None:
+    if mask.dtype != torch.bool:
+        raise UnsupportedDtype(f"mask is {mask.dtype}; it must be bool, True where both parts count: pass mask != 0")
+    if mask.ndim != 1:
+        raise ShapeError(f"mask has shape {tuple(mask.shape)}; it must have 1 axis: [num_tokens]")
+    if mask.shape[0] != num_tokens:
+        raise ShapeError(f"mask has {mask.shape[0]} entries; it must have {num_tokens}, as the outputs have tokens")
+
+
+def _check_parts(cu_parts: Any) -> None:
+    is_index = cu_parts.dtype in (torch.int32, torch.int64)
+    is_integer = not (cu_parts.is_floating_point() or cu_parts.is_complex() or cu_parts.dtype == torch.bool)
+    if not is_index and (cu_parts.is_cuda or not is_integer):
+        raise UnsupportedDtype(f"cu_parts is {cu_parts.dtype}; it must be int32 or int64: convert it")
+    if cu_parts.ndim != 1:
+        raise ShapeError(f"cu_parts has shape {tuple(cu_parts.shape)}; it must have 1 axis: [num_tokens + 1]")
+    if cu_parts.shape[0] == 0:
+        raise ShapeError("cu_parts is empty; it must have one entry more than there are tokens, the first of them 0")
 
 
 def _refuse_meta_mix(first: Any, **others: Any) -> None:
