@@ -98,8 +98,15 @@ def as_float(name: str, value: SupportsFloat) -> float:
     """Return `value` as a float; raise ShapeError for non-numbers, including bools and numeric strings."""
     given: object = value
     try:
-        if not isinstance(given, str | bytes | bool | np.bool_):
+        if not isinstance(given, str | bytes) and not _is_bool(given):
             return float(value)
     except (TypeError, ValueError, OverflowError):
         pass
     raise ShapeError(f"{name} is {shown(value)}; expected a number")
+
+
+def _is_bool(value: object) -> bool:
+    """Return True for bools of Python, and for scalars and arrays of bool."""
+    if isinstance(value, float | int):
+        return isinstance(value, bool)
+    return str(getattr(value, "dtype", "")).removeprefix("torch.") == "bool"

@@ -118,6 +118,13 @@ def test_factors_are_those_of_the_rank_heads():
             ShapeError,
             "an entry of key_scale is True",
         ),
+        (
+            {"format": "float8_e5m2", "key_scale": np.array(True)},
+            ShapeError,
+            "key_scale is .*True.*; expected a number",
+        ),
+        ({"format": "float8_e5m2", "key_scale": [np.array(True), 1, 1, 1]}, ShapeError, "an entry of key_scale is"),
+        ({"scale": np.array(True)}, ShapeError, "scale is .*True.*; expected a number"),
         ({"scale": True}, ShapeError, "scale is True; expected a number"),
         ({"softcap": True}, ShapeError, "softcap is True; expected a number"),
         ({"format": "float8_e5m2", "key_scale": 0.0}, ShapeError, "key_scale is 0.0; expected a number that is finite"),

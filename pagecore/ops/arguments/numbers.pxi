@@ -59,7 +59,7 @@ cdef Tensor given_numbers(object array, str name, const Place* place):
 cdef Tensor copy_numbers(object array, str name):
     """Return a copy of numbers of any dtype as contiguous float32."""
     try:
-        if isinstance(array, (list, tuple)) and any(isinstance(each, bool) for each in array):
+        if isinstance(array, (list, tuple)) and any([is_bool(each) for each in array]):
             raise TypeError("a bool is not a number")
         values = np.asarray(array.numpy() if type(array) is Tensor else array)
         if values.dtype.kind not in "iufV" or values.dtype.names is not None:
