@@ -428,6 +428,18 @@ PC_TEST(more_rows_of_many_parts_than_a_launch_counts_are_merged_in_turns) {
   });
 }
 
+PC_TEST(more_parts_than_a_kernel_counts_are_refused) {
+  MergeManyArgs args;
+  args.parts = {address(int64_t{1} << 40), Float::F16, 0, 1, 8, 16, 16};
+  args.lses = {address(int64_t{1} << 41), 0, 4, 4};
+  args.out = {address(int64_t{1} << 43), Float::F16, 1, 1, 8, 16, 16};
+  args.lse = {address(int64_t{1} << 44), 1, 4, 4};
+  args.parts.num_tokens = args.lses.num_tokens = kMaxUnits;
+  PC_CHECK(merge_many_launches(args).front().params.num_parts == kMaxUnits, "parts");
+  args.parts.num_tokens = args.lses.num_tokens = kMaxUnits + 1;
+  PC_REFUSES(ShapeError, (void)merge_many_launches(args));
+}
+
 PC_TEST(sizes_past_the_limits_are_refused) {
   BlockArray array;
   array.data = address(int64_t{1} << 40);

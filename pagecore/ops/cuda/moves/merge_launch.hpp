@@ -99,6 +99,9 @@ void for_each_launch(const TokenArray& out, uint64_t bits, Add&& add) {
 }
 
 [[nodiscard]] inline std::vector<MergeManyLaunch> merge_many_launches(const MergeManyArgs& args) {
+  const int64_t num_parts = args.parts.num_tokens;
+  PC_EXPECTS(num_parts <= kMaxUnits, ShapeError, "outs has ", num_parts, " parts; on CUDA it must have at most ",
+             kMaxUnits, ": merge them in several calls");
   const TokenArray& out = args.out;
   uint64_t bits = internal::bits_of_rows(args.parts) | internal::bits_of_rows(out);
   if (out.num_tokens > 1) bits |= bits_of(args.token_stride);
@@ -118,7 +121,7 @@ void for_each_launch(const TokenArray& out, uint64_t bits, Add&& add) {
       params.cu_parts = device_indices(args.cu_parts);
       params.cu_parts.data += static_cast<pc_address>(token * args.cu_parts.stride);
     }
-    params.num_parts = clamped(args.parts.num_tokens);
+    params.num_parts = static_cast<pc_int32>(num_parts);
     params.num_heads = make_divisor(out.num_heads);
     params.num_rows = static_cast<pc_int32>(rows);
     params.unit = static_cast<pc_int32>(units.unit);
