@@ -68,6 +68,20 @@ def test_two_parts_have_the_bits_of_merge_attention(cuda, dtype):
         assert got.tobytes() == cuda.get(expected).tobytes()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_two_parts_have_the_bits_of_merge_attention_for_zeros_of_either_sign(cuda, dtype):
+    outs, lses = parts(dtype, (4, 2, 4, 20))
+    outs[:] = np.where(np.arange(20) % 3 == 0, -0.0, outs * (np.arange(20) % 3)).astype(outs.dtype)
+    lses[1, 0], lses[2, 1], lses[3] = -np.inf, np.inf, -np.inf
+    halves = [cuda.put(np.ascontiguousarray(array[:, i])) for i in range(2) for array in (outs, lses)]
+    both = [cuda.get(array) for array in pagecore.merge_attention(*halves)]
+    for got, wanted in zip(merged(cuda, outs, lses), both, strict=True):
+        assert got.tobytes() == wanted.tobytes()
+    assert both[0][1].tobytes() == outs[1, 1].tobytes()
+    assert both[0][2].tobytes() == outs[2, 0].tobytes()
+    assert not np.signbit(both[0][3].astype(np.float32)).any()
+
+
 @pytest.mark.parametrize("without_keys", [-np.inf, np.inf])
 def test_parts_without_keys_are_ignored_and_nan_remains(cuda, without_keys):
     outs, lses = parts("float16")
@@ -134,6 +148,21 @@ def test_a_mask_leaves_rows_of_the_first_part_as_they_are(cuda, on_device):
     for result, both, first in zip(map(cuda.get, got), joined, (outs[:, 0], lses[:, 0]), strict=True):
         np.testing.assert_array_equal(result[mask], both[mask])
         np.testing.assert_array_equal(result[~mask], first[~mask])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(9, 4, 20), (9, 2, 3)])
+def test_tokens_that_a_mask_leaves_out_are_copied_bit_by_bit(cuda, dtype, shape):
+    (outs, lses), mask = parts(dtype, (shape[0], 2, *shape[1:])), np.arange(9) % 4 == 0
+    outs[:, 0, :, ::3], outs[2, 0], outs[3, 0], outs[:, 1] = -0.0, np.nan, -np.inf, np.nan
+    lses[:4, 0, 0] = np.inf, -np.inf, -0.0, np.nan
+    lses[5:7, 0], lses[1:, 1] = [[np.inf], [-np.inf]], np.inf
+    lses[7, 0].view(np.uint32)[:] = 0xFFC0_1234  # NaN with bits of its own
+    given = [cuda.put(np.ascontiguousarray(array[:, i])) for i in range(2) for array in (outs, lses)]
+    for results in ({}, {"out": given[2], "lse": given[3]}, {"out": given[0], "lse": given[1]}):
+        got = pagecore.merge_attention(*given, mask=mask, **results)
+        for array, first in zip(map(cuda.get, got), (outs[:, 0], lses[:, 0]), strict=True):
+            assert array[~mask].tobytes() == first[~mask].tobytes()
 
 
 def test_a_warm_merge_is_one_launch_and_nothing_else(cuda):

@@ -64,6 +64,19 @@ def test_two_parts_have_the_bits_of_merge_attention(dtype, shape):
             assert got.tobytes() == wanted.tobytes()
 
 
+@together("dtype", DTYPES)
+def test_two_parts_have_the_bits_of_merge_attention_for_zeros_of_either_sign(dtype):
+    outs, lses = parts(dtype, (4, 2, 4, 20))
+    outs[:] = np.where(np.arange(20) % 3 == 0, -0.0, outs * (np.arange(20) % 3)).astype(outs.dtype)
+    lses[1, 0], lses[2, 1], lses[3] = -np.inf, np.inf, -np.inf
+    both = ops.merge_attention(outs[:, 0], lses[:, 0], outs[:, 1], lses[:, 1])
+    for got, wanted in zip(ops.merge_attention_parts(outs, lses), both, strict=True):
+        assert got.tobytes() == wanted.tobytes()
+    assert both[0][1].tobytes() == outs[1, 1].tobytes()
+    assert both[0][2].tobytes() == outs[2, 0].tobytes()
+    assert not np.signbit(both[0][3].astype(np.float32)).any()
+
+
 def test_attention_over_four_parts_is_attention_over_the_union():
     case = make_case(Shape(seq_lens=(100, 100), query_lens=(3, 1)), causal=False)
     expected = case.expect()
@@ -144,6 +157,23 @@ def test_a_mask_leaves_rows_of_the_first_part_as_they_are():
     assert in_place[0] is given[0]
     np.testing.assert_array_equal(in_place[0], out)
     np.testing.assert_array_equal(in_place[1], lse)
+
+
+@together("dtype", DTYPES)
+@together("shape", [(9, 4, 20), (9, 1, 64), (9, 2, 1)])
+def test_tokens_that_a_mask_leaves_out_are_copied_bit_by_bit(dtype, shape):
+    (outs, lses), mask = parts(dtype, (shape[0], 2, *shape[1:])), np.arange(9) % 4 == 0
+    outs[:, 0, :, ::3], outs[2, 0], outs[3, 0], outs[:, 1] = -0.0, np.nan, -np.inf, np.nan
+    lses[:4, 0, 0] = np.inf, -np.inf, -0.0, np.nan
+    lses[5:7, 0], lses[1:, 1] = [[np.inf], [-np.inf]], np.inf
+    lses[7, 0].view(np.uint32)[:] = 0xFFC0_1234  # NaN with bits of its own
+    given = [np.ascontiguousarray(array[:, i]) for i in range(2) for array in (outs, lses)]
+    first = [array.copy() for array in given[:2]]
+    spaced = np.full((shape[1], 9, shape[2] + 3), 7, outs.dtype).transpose(1, 0, 2)[..., 1:-2]
+    for results in ({}, {"out": spaced}, {"out": given[2], "lse": given[3]}, {"out": given[0], "lse": given[1]}):
+        got = ops.merge_attention(*given, mask=mask, **results)
+        for array, wanted in zip(got, first, strict=True):
+            assert array[~mask].tobytes() == wanted[~mask].tobytes()
 
 
 SHAPE, DTYPE, OPTION = errors.ShapeError, errors.UnsupportedDtype, errors.UnsupportedOption

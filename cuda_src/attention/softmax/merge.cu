@@ -5,7 +5,8 @@
 //
 // The lanes of a row are in one warp, so that all of them have read the row's two lse before one of them writes the
 // merged lse, which may replace one of these. A unit is written by the lane that has read it, so that the output may be
-// one of the inputs. Both inputs are read once and the output is written once.
+// one of the inputs. Both inputs are read once and the output is written once. Of a token that the mask leaves out,
+// part a is copied bit by bit and part b is not read.
 #include "cuda_src/abi/merge.h"
 #include "cuda_src/attention/softmax/merge_rows.cuh"
 #include "cuda_src/device/units.cuh"
@@ -29,11 +30,12 @@ PC_DEVICE MergeWeights merge_weights(float lse_a, float lse_b) {
 
 template <typename T, int Count>
 PC_DEVICE Unit<T, Count> merge_units(const Unit<T, Count>& a, const Unit<T, Count>& b, const MergeWeights& weights) {
+  const float none = weights.a == 0.0f && weights.b == 0.0f ? 0.0f : -0.0f;  // -0.0 + x is x for zeros of either sign
   float values[Count];
   PC_UNROLL
   for (int i = 0; i < Count; ++i) {
     // A part of weight 0 is not read as a number: it may be NaN.
-    const float part = weights.a != 0.0f ? element(a, i) * weights.a : 0.0f;
+    const float part = weights.a != 0.0f ? element(a, i) * weights.a : none;
     values[i] = weights.b != 0.0f ? pc_fma(element(b, i), weights.b, part) : part;
   }
   return unit_of<T>(values);
@@ -52,20 +54,26 @@ PC_DEVICE void merge_row(const PcMaskedMergeParams& all) {
   const pc_int64 in_out = offset_in(params.out, token, head);
   const int last = exists ? params.units_per_row : 0;
   float a = 0.0f, b = 0.0f;
+  bool is_copied = false;
   if (exists) {
     a = Global<float>(params.lse_a.data).load(offset_in(params.lse_a, token, head));
     b = Global<float>(params.lse_b.data).load(offset_in(params.lse_b, token, head));
-    const bool is_masked = all.mask != 0 && Global<pc_uint8>(all.mask).load(token * all.mask_stride) == 0;
-    if (is_masked) b = -pc_infinity();  // fault: masked_token
+    if (all.mask != 0) {
+      is_copied = Global<pc_uint8>(all.mask).load(token * all.mask_stride) == 0;  // fault: masked_token
+    }
   }
   const MergeWeights weights = merge_weights(a, b);
   pc_sync_warp();
   if (exists && lane == 0) {
-    Global<float>(params.lse.data).store(offset_in(params.lse, token, head), weights.lse);
+    Global<float>(params.lse.data).store(offset_in(params.lse, token, head), is_copied ? a : weights.lse);
   }
   PC_NO_UNROLL
   for (int unit = lane; unit < last; unit += lanes) {
     const Unit<T, Count> part_a = load_unit<T, Count, false>(out_a, in_a + unit * Count);
+    if (is_copied) {
+      store_unit(out, in_out + unit * Count, part_a);
+      continue;
+    }
     const Unit<T, Count> part_b = load_unit<T, Count, false>(out_b, in_b + unit * Count);
     store_unit(out, in_out + unit * Count, merge_units(part_a, part_b, weights));
   }

@@ -63,7 +63,9 @@ PC_DEVICE PartSum sum_of(const PartRow<T>& row) {
 template <typename T, int Count>
 PC_DEVICE Unit<T, Count> merge_unit(const PartRow<T>& row, const PartSum& sum, pc_int64 at) {
   constexpr int kInFlight = 4;
-  float values[Count] = {};
+  float values[Count];
+  PC_UNROLL
+  for (int j = 0; j < Count; ++j) values[j] = row.count == 0 ? 0.0f : -0.0f;  // -0.0 + x is x for zeros of either sign
   PC_NO_UNROLL
   for (int first = 0; first < row.count; first += kInFlight) {
     Unit<T, Count> units[kInFlight];

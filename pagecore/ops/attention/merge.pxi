@@ -43,7 +43,8 @@ def merge_attention(out_a, lse_a, out_b, lse_b, *, mask=None, out=None, lse=None
     lse_a, lse_b : array, [T, H]
         float32, natural logarithm, any strides. Multiply an lse of FlashInfer, a binary logarithm, by ln 2.
     mask : array or list of bool, [T], optional
-        False for tokens whose second part is ignored, as if `lse_b` were -inf there: the first part keeps its bits.
+        False for tokens whose result is a copy of the first part, whatever its lse: all bits of output and lse. The
+        second part is not read there.
     out, lse : array, optional
         Arrays for the results, [T, H, D] in the dtype of `out_a` and float32 [T, H]; they are returned. `out` may be
         `out_a` or `out_b` itself, and `lse` may be `lse_a` or `lse_b` itself; otherwise they must not overlap any input
@@ -118,7 +119,7 @@ def merge_attention_parts(outs, lses, cu_parts=None, *, out=None, lse=None, stre
     Parameters
     ----------
     outs : array, [T, N, H, D], or [P, H, D] with `cu_parts`
-        float32, float16 or bfloat16. N and P may be 0.
+        float32, float16 or bfloat16. N and P may be 0; on CUDA they are at most 2^31 - 2^16.
     lses : array, [T, N, H], or [P, H] with `cu_parts`
         float32, natural logarithm, any strides. Multiply an lse of FlashInfer, a binary logarithm, by ln 2.
     cu_parts : integers, [T + 1], optional
@@ -170,7 +171,9 @@ def merge_attention_parts(outs, lses, cu_parts=None, *, out=None, lse=None, stre
         weights = lses_tensor(lses, parts, "[num_parts, num_heads] with cu_parts", &place)
         cu = given_indices(cu_parts, "cu_parts", 1, "[num_tokens + 1]", &place)
         if cu.shape_[0] == 0:
-            raise ShapeError("cu_parts is empty; it must have one entry more than there are tokens, the first of them 0")
+            raise ShapeError(
+                "cu_parts is empty; it must have one entry more than there are tokens, the first of them 0"
+            )
         if cu.device_type == CPU:
             check_parts(cu, parts.shape_[0])
         shape[0], shape[1], shape[2] = cu.shape_[0] - 1, parts.shape_[1], parts.shape_[2]

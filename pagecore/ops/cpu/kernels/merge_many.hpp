@@ -78,7 +78,8 @@ inline void fill_weights(const PartRow& row, const PartSum& sum, int64_t first, 
 template <Float T, int kVectors>
 PC_FORCE_INLINE void merge_columns(const PartRow& row, const PartSum& sum, float* weights, int64_t d, int64_t count,
                                    char* out) {
-  Vec merged[kVectors] = {};
+  Vec merged[kVectors];
+  for (Vec& vector : merged) vector = splat(row.count == 0 ? 0.0f : -0.0f);  // -0.0 + x is x for zeros of either sign
   for (int64_t first = 0; first < row.count; first += kKeptWeights) {
     const int64_t kept = row.count - first < kKeptWeights ? row.count - first : kKeptWeights;
     if (row.count > kKeptWeights) fill_weights(row, sum, first, kept, weights);

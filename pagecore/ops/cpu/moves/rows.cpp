@@ -86,6 +86,7 @@ void write_kv(const WriteArgs& args, int64_t num_threads) {
 }
 
 void merge(const MergeArgs& args, int64_t num_threads) {
+  PC_ASSERT(args.mask == nullptr || args.out_a.type == args.out.type);  // tokens that it leaves out are copied
   const KernelTable& table = kernels();
   const int64_t tokens = args.out.num_tokens;
   const int64_t bytes = tokens * args.out.num_heads * args.out.dim * size_of(args.out.type);
