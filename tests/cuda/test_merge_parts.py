@@ -157,7 +157,7 @@ def test_tokens_that_a_mask_leaves_out_are_copied_bit_by_bit(cuda, dtype, shape)
     outs[:, 0, :, ::3], outs[2, 0], outs[3, 0], outs[:, 1] = -0.0, np.nan, -np.inf, np.nan
     lses[:4, 0, 0] = np.inf, -np.inf, -0.0, np.nan
     lses[5:7, 0], lses[1:, 1] = [[np.inf], [-np.inf]], np.inf
-    lses[7, 0].view(np.uint32)[:] = 0xFFC0_1234  # NaN with bits of its own
+    lses[7, 0].view(np.uint32)[:] = 0xFF80_1234  # a signalling NaN with bits of its own
     given = [cuda.put(np.ascontiguousarray(array[:, i])) for i in range(2) for array in (outs, lses)]
     for results in ({}, {"out": given[2], "lse": given[3]}, {"out": given[0], "lse": given[1]}):
         got = pagecore.merge_attention(*given, mask=mask, **results)

@@ -166,7 +166,7 @@ def test_tokens_that_a_mask_leaves_out_are_copied_bit_by_bit(dtype, shape):
     outs[:, 0, :, ::3], outs[2, 0], outs[3, 0], outs[:, 1] = -0.0, np.nan, -np.inf, np.nan
     lses[:4, 0, 0] = np.inf, -np.inf, -0.0, np.nan
     lses[5:7, 0], lses[1:, 1] = [[np.inf], [-np.inf]], np.inf
-    lses[7, 0].view(np.uint32)[:] = 0xFFC0_1234  # NaN with bits of its own
+    lses[7, 0].view(np.uint32)[:] = 0xFF80_1234  # a signalling NaN with bits of its own
     given = [np.ascontiguousarray(array[:, i]) for i in range(2) for array in (outs, lses)]
     first = [array.copy() for array in given[:2]]
     spaced = np.full((shape[1], 9, shape[2] + 3), 7, outs.dtype).transpose(1, 0, 2)[..., 1:-2]
