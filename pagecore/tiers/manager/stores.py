@@ -100,7 +100,7 @@ class StoreSide:
         self._writer = Writer(host, self.ports, len(tree_lanes), chunk_bytes)
         # Blocks that the host has from a store, until they are promoted; `media` names the indices.
         self.loaded = Origins(self.planner.block_size, num_origins)
-        self.media = ("GPU", "CPU", *dict.fromkeys(port.medium for port in self.ports))
+        self.media = tuple(dict.fromkeys(("GPU", "CPU", *(port.medium for port in self.ports))))
         self._num_removals = 0
         self._ended: list[Request] = []  # in `drain`, until `poll` returns them
         self._loads = RunningLoads(agree, pin_seconds, self._copy_nearer)
