@@ -1,6 +1,6 @@
 """Restored blocks: the numbers of sealed blocks in new blocks of the tails, for sequences that are cut inside them."""
 
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t
 
 from pagecore.cache.sequences._sequences cimport Sequence
 from pagecore.index._integers cimport new_int32
