@@ -6,7 +6,7 @@
 // Two parts.
 struct PcMaskedMergeParams {
   PcMergeParams merge;
-  pc_address mask;       // a byte for each token: 0 if part b is ignored; 0: absent
+  pc_address mask;       // of a byte for each token, 0 where part b is ignored; 0 without a mask
   pc_int64 mask_stride;  // bytes
 };
 

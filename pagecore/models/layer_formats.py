@@ -136,7 +136,7 @@ def _attention_of(module: str) -> _Attention | None:
 
 
 def _refuse(part: Fields, what: str) -> NoReturn:
-    raise UnsupportedOption(f"{part.source}: {part.name(_LAYERS)} has {what}: {FORMAT_REMEDY}")
+    raise UnsupportedOption(f"{part.source}: {part.name(_LAYERS)} has {what}; {FORMAT_REMEDY}")
 
 
 def _in_formats(spec: AttentionSpec | LatentSpec, formats: Formats, who: str) -> ModelSpec:

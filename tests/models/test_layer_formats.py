@@ -129,6 +129,6 @@ def test_names_of_attention_of_other_families_and_of_its_projections():
     ],
 )
 def test_layers_without_a_clear_format_are_refused(layers, message):
-    message = f"config: quantization_config.kv_cache_quantized_layers has .*{message}.*: pass format= one of"
+    message = f"config: quantization_config.kv_cache_quantized_layers has .*{message}.*; pass format= one of"
     with pytest.raises(UnsupportedOption, match=message):
         specs_from_config(asking(**LAYERED, kv_cache_quantized_layers=layers))

@@ -24,7 +24,7 @@ struct PartRow {
   PC_MEMBER float weight(int part) const { return log_weight(lse.load(part * lse_stride)); }
 };
 
-// Of the weights of a row: the largest logarithm, and the sum divided by the number of that logarithm.
+// The largest lse of a row, and the sum of exp(lse - top).
 struct PartSum {
   float top;
   float total;  // 0 if no part has keys

@@ -44,7 +44,7 @@ def merge_attention(out_a, lse_a, out_b, lse_b, *, mask=None, out=None, lse=None
         float32, natural logarithm, any strides. Multiply an lse of FlashInfer, a binary logarithm, by ln 2.
     mask : array or list of bool, [T], optional
         False for tokens whose result is a copy of the first part, whatever its lse: all bits of output and lse. The
-        second part is not read there.
+        output of the second part is not read there.
     out, lse : array, optional
         Arrays for the results, [T, H, D] in the dtype of `out_a` and float32 [T, H]; they are returned. `out` may be
         `out_a` or `out_b` itself, and `lse` may be `lse_a` or `lse_b` itself; otherwise they must not overlap any input
@@ -112,9 +112,9 @@ def merge_attention(out_a, lse_a, out_b, lse_b, *, mask=None, out=None, lse=None
 def merge_attention_parts(outs, lses, cu_parts=None, *, out=None, lse=None, stream=None):
     """Join attention over any number of disjoint sets of keys into attention over all of them.
 
-    The rules are those of `merge_attention`, whose result for two parts has the same bits: a part whose lse is -inf or
-    +inf is ignored, including NaN in its output. A token without parts, or whose parts are all ignored, gets 0 and
-    -inf. Sinks must be in one part only. All arrays are on one device, the host or CUDA.
+    The rules are those of `merge_attention`, whose result for two parts has the same bits, but for those of NaN: a part
+    whose lse is -inf or +inf is ignored, including NaN in its output. A token without parts, or whose parts are all
+    ignored, gets 0 and -inf. Sinks must be in one part only. All arrays are on one device, the host or CUDA.
 
     Parameters
     ----------

@@ -75,7 +75,7 @@ def _asked(layer: object) -> tuple[str | None, object]:
 
 def _refuse_experts(part: Fields, name: str, first: str) -> NoReturn:
     raise UnsupportedOption(
-        f"{part.source}: {part.name('quantized_layers')} has another quant_algo for {name} than for {first}, and the "
+        f"{part.source}: {part.name('quantized_layers')} has other options for {name} than for {first}, and the "
         f"experts of a layer are counted alike; pass weights= one of {', '.join(WEIGHT_FORMATS)}, or bytes"
     )
 

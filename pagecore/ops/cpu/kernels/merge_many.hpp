@@ -22,7 +22,7 @@ struct PartRow {
   }
 };
 
-// Of the weights of a row: the largest logarithm, and the sum divided by the number of that logarithm.
+// The largest lse of a row, and the sum of exp(lse - top).
 struct PartSum {
   double top = -static_cast<double>(kInfinity);
   double total = 0.0;  // 0 if no part has keys

@@ -62,7 +62,7 @@ template <typename Add>
 void for_each_launch(const TokenArray& out, uint64_t bits, Add&& add) {
   if (out.num_heads == 0) return;
   const MergeUnits units = units_of(out, bits);
-  PC_EXPECTS(out.num_heads <= kMaxUnits >> units.lanes_shift && units.per_row <= kMaxUnits, ShapeError, "a token has ",
+  PC_EXPECTS(out.num_heads <= kMaxUnits >> units.lanes_shift && out.dim <= kMaxUnits, ShapeError, "a token has ",
              out.num_heads, " heads of ", out.dim, "; on CUDA it must have fewer than ", kMaxUnits, " numbers");
   const int64_t tokens_at_most = (kMaxUnits >> units.lanes_shift) / out.num_heads;
   for (int64_t token = 0; token < out.num_tokens; token += tokens_at_most) {

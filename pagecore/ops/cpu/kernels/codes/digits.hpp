@@ -12,8 +12,6 @@ namespace {
 
 #if defined(PC_AMX)
 
-// Both digits of the largest integer are 127.
-constexpr float kLargestDigits = 127.0f * 256.0f + 127.0f;
 constexpr int kLowDigits = static_cast<int>(kCodeRows);
 
 // The integer of two sums of products with digits.

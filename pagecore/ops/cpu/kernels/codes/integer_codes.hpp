@@ -22,6 +22,8 @@ typedef int16_t LooseShorts __attribute__((vector_size(kByteLanes), aligned(1), 
 
 // The largest magnitude of int16 on both sides of 0.
 constexpr float kLargestShort = 32767.0f;
+// The same of two digits of int8, high * 256 + low, both of which are 127.
+constexpr float kLargestDigits = 127.0f * 256.0f + 127.0f;
 // Smaller numbers are not made integers, because their inverse or its products could overflow.
 constexpr float kLeastScale = 0x1p-90f;
 

@@ -6,12 +6,13 @@
 namespace pagecore::cpu::PC_ISA {
 namespace {
 
-constexpr int kOctet = 8;  // tokens that a word of 4 bits or half a word of 2 bits has of a key's channel
+// Tokens of a channel of keys in a word of 4-bit codes, or in half a word of 2-bit codes.
+constexpr int kQuarterTokens = 8;
 
 // The sealed tokens of a head in a tile, which are prefetched in a number of steps.
 class SealedAhead {
  public:
-  // None if `places` is null.
+  // Prefetches nothing if `places` is null.
   PC_FORCE_INLINE SealedAhead(const SealedPlane& plane, bool is_key, const Cache& newest, const RowOffsets* places,
                               int64_t head)
       : plane_(plane),
@@ -20,19 +21,19 @@ class SealedAhead {
         dim_(newest.dim),
         head_(head),
         places_(places),
-        octets_(places == nullptr ? 0 : places->num_sealed / kOctet) {}
+        quarters_(places == nullptr ? 0 : places->num_sealed / kQuarterTokens) {}
 
   PC_FORCE_INLINE void begin(int64_t steps) { steps_ = steps; }
   PC_FORCE_INLINE void step() {
-    for (credit_ += octets_; credit_ >= steps_; credit_ -= steps_) prefetch_octet();
+    for (credit_ += quarters_; credit_ >= steps_; credit_ -= steps_) prefetch_quarter();
   }
 
  private:
   // Not inlined, because the products need the registers, and with an effect, without which GCC 12 drops it.
-  [[gnu::noinline]] void prefetch_octet() {
+  [[gnu::noinline]] void prefetch_quarter() {
     asm volatile("");
-    if (octet_ == octets_) return;
-    const int64_t slot = places_->codes[octet_++ * kOctet];
+    if (quarter_ == quarters_) return;
+    const int64_t slot = places_->codes[quarter_++ * kQuarterTokens];
     const bool enters = slot < begin_ || slot >= begin_ + block_size_;
     if (enters) enter_block(slot);
     is_key_ ? prefetch_keys(slot - begin_, enters) : prefetch_values(slot - begin_);
@@ -60,12 +61,13 @@ class SealedAhead {
     const char* words = words_ + token * plane_.row_stride;
     const char* scales = scales_ + token * plane_.scales_row_stride;
     const int64_t bytes = dim_ * plane_.bits / 8;
-    for (int i = 0; i < kOctet; ++i, words += plane_.row_stride, scales += plane_.scales_row_stride) {
+    for (int i = 0; i < kQuarterTokens; ++i, words += plane_.row_stride, scales += plane_.scales_row_stride) {
       prefetch_new_lines(words, bytes, plane_.head_stride);
       prefetch_new_lines(scales, 1, plane_.scales_head_stride);
     }
   }
-  // Prefetches lines that the head before, `stride` bytes ahead of this one, does not share.
+  // Prefetches bytes of a head. The first line is left out if the previous head, whose data begins `stride` bytes
+  // lower, begins in it.
   PC_FORCE_INLINE void prefetch_new_lines(const char* p, int64_t bytes, int64_t stride) const {
     const auto line = [](const char* at) { return reinterpret_cast<uintptr_t>(at) / kLine; };
     if (head_ != 0 && line(p) == line(p - stride)) p += kLine, bytes -= kLine;
@@ -76,8 +78,8 @@ class SealedAhead {
   const bool is_key_;
   const int64_t block_size_, dim_, head_;
   const RowOffsets* const places_;
-  const int64_t octets_;
-  int64_t steps_ = 1, credit_ = 0, octet_ = 0;
+  const int64_t quarters_;
+  int64_t steps_ = 1, credit_ = 0, quarter_ = 0;
   int64_t begin_ = INT64_MIN / 2;  // slot of the current block
   const char* words_ = nullptr;
   const char* scales_ = nullptr;

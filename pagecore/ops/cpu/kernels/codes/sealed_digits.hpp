@@ -1,4 +1,4 @@
-// Exact products of the codes of sealed blocks with numbers, made integers of two digits of int8: high * 256 + low.
+// Exact products of the codes of sealed blocks with numbers that are rounded to two digits of int8: high * 256 + low.
 //
 // The largest magnitude of the numbers that share a factor becomes 32639: the error is at most 1.6e-5 of it.
 //
@@ -14,10 +14,9 @@ namespace {
 
 #if defined(__AVX2__)
 
-// Both digits of the largest integer are 127.
-constexpr float kLargestOfDigits = 127.0f * 256.0f + 127.0f;
 // Numbers whose digits are stored together, and bytes of these digits.
 constexpr int kPanel = 32, kPanelBytes = 2 * kPanel;
+constexpr int kMostCode = 15;
 // Rows of the largest blocks whose sums have registers.
 constexpr int kSealedRows = kLanes == 16 ? 4 : 2;
 
@@ -80,22 +79,22 @@ PC_FORCE_INLINE IntVec4 max_each(IntVec a, IntVec b, IntVec c, IntVec d) {
   return most;
 }
 
-// A vector of each row of up to four, the last of them repeatedly.
+// The vector of row r; past the last row, that of the last.
 template <int R, typename V>
 PC_FORCE_INLINE V row_of(const V (&rows)[R], int r) {
   return rows[r < R ? r : R - 1];
 }
 
-// The factors that make rows integers up to kLargestOfDigits, from the bits of their largest magnitudes, and their
-// inverse: 0 for rows of zeros. Returns false for infinities and NaN, whose bits are the largest, and rows that are too
-// small.
+// The factors that make rows integers up to kLargestDigits, from the bits of their largest magnitudes, and their
+// inverse: both 0 for rows of zeros. Returns false for infinities and NaN, whose bits are the largest, and rows that
+// are too small.
 template <int R>
 PC_FORCE_INLINE bool digit_factors(const IntVec (&largest)[R], Vec4& factors, Vec4& units) {
   const IntVec4 bits = max_each(row_of(largest, 0), row_of(largest, 1), row_of(largest, 2), row_of(largest, 3));
   const auto numbers = (Vec4)bits;
   const IntVec4 zero = bits == 0, invalid = (bits >= kInfinityBits) | ((numbers < kLeastScale) & ~zero);
-  factors = (Vec4)((IntVec4)(kLargestOfDigits / numbers) & ~zero);
-  units = numbers * (1 / kLargestOfDigits);
+  factors = (Vec4)((IntVec4)(kLargestDigits / numbers) & ~zero);
+  units = numbers * (1 / kLargestDigits);
   return _mm_testz_si128((__m128i)invalid, (__m128i)invalid) != 0;
 }
 
@@ -113,7 +112,7 @@ struct DigitRows {
     largest[r] = max(largest[r], (IntVec)of_row & kMagnitudeBits);
     store(numbers + r * kPanel, of_row);
   }
-  // Writes the digits. Returns false if a row has none.
+  // Writes the digits. Returns false if a row cannot be written so.
   PC_FORCE_INLINE bool write(const float* numbers, const int64_t panels, int8_t* digits, float (&units)[R]) const {
     Vec4 factors, inverse;
     if (!digit_factors(largest, factors, inverse)) return false;
@@ -136,7 +135,8 @@ PC_FORCE_INLINE Bytes repeat_dword(const int8_t* p) {
   return (Bytes)(IntVec{} + *reinterpret_cast<const Dword*>(p));
 }
 
-// Sums of products with codes, in each lane. Codes are below 16: 16 bits hold the sum of a panel.
+// Sums of products with codes, in each lane. 16 bits hold the sum of a panel, of which a lane has every second number.
+static_assert(kPanel / 2 * kMostCode * 128 <= INT16_MAX);
 class DigitSum {
  public:
 #if defined(__AVX512VNNI__)
@@ -181,7 +181,8 @@ PC_FORCE_INLINE BitVec nibble_shifts() {
   return shifts;
 }
 
-// Two vectors of codes from bytes with two codes in their low four bits (2 bits), or in eight (4 bits).
+// Splits bytes into the two codes of each, which are in their low four bits (2-bit codes) or in all eight (4-bit
+// codes).
 template <int kBits>
 PC_FORCE_INLINE void split_codes(Bytes both, Bytes (&codes)[2]) {
   constexpr uint8_t kMask = (1 << kBits) - 1;

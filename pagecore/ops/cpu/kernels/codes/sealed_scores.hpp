@@ -4,10 +4,10 @@
 // query rows times the scales are made digits (sealed_digits.hpp). Their products with the least numbers are the same
 // for all tokens of the group, and are added as float32.
 //
-// A quarter of a vector has eight tokens, an octet, whose codes of one channel are a word of 4 bits or half a word
-// of 2. Of four channels, a lane has two tokens:
+// A quarter of a vector has eight tokens, whose codes of one channel are one word of 4-bit codes, or half a word of
+// 2-bit codes. Of four channels, a lane has two tokens:
 //
-//   words    c0 c1 c2 c3                  bytes of a lane of octets   c0 c1 c2 c3
+//   words    c0 c1 c2 c3                  bytes of a lane of quarters   c0 c1 c2 c3
 //   4 bits   byte l                       token 2 l in the low nibbles, 2 l + 1 in the high ones
 //   2 bits   nibble l of a half           the same in the low nibbles, with 2 bits each
 #pragma once
@@ -20,8 +20,11 @@ namespace {
 
 #if defined(__AVX2__)
 
-constexpr int kOctets = kLanes / 4;  // that are multiplied together
-constexpr int kKeyTokens = kOctet * kOctets;
+constexpr int kQuarters = kLanes / 4;  // of a vector, which are multiplied together
+constexpr int kKeyTokens = kQuarterTokens * kQuarters;
+// Dims of keys whose sums 32 bits hold.
+constexpr int64_t kMostKeyDims = 2048;
+static_assert(kMostKeyDims * kMostCode * 128 * 256 <= INT32_MAX);
 
 // ---- queries
 
@@ -64,14 +67,14 @@ PC_FORCE_INLINE bool make_sealed_query(const HeadRows& rows, int64_t row, const 
 
 // ---- keys
 
-// The order of the bytes of a quarter, for octets that begin with an even or an odd one of their block.
-struct OctetOrder {
+// The order of the bytes of quarters, for vectors that begin with an even or an odd quarter of their block.
+struct QuarterOrder {
   alignas(64) uint8_t bytes[kByteLanes];
 };
 
 template <int kBits>
-constexpr OctetOrder octet_order(int first) {
-  OctetOrder order{};
+constexpr QuarterOrder quarter_order(int first) {
+  QuarterOrder order{};
   for (int i = 0; i < kByteLanes; ++i) {
     const int lane = i / 4 % 4, half = (first + i / 16) % 2;
     order.bytes[i] = static_cast<uint8_t>(i % 4 * 4 + (kBits == 4 ? lane : 2 * half + lane / 2));
@@ -79,22 +82,22 @@ constexpr OctetOrder octet_order(int first) {
   return order;
 }
 
-// The words of the octets of a head from `token` on; those past `count` tokens repeat the last.
+// The words of the quarters of a head from `token` on; those past `count` tokens repeat the last.
 template <int kBits>
-struct KeyOctets {
-  const char* rows[kOctets];
+struct KeyQuarters {
+  const char* rows[kQuarters];
   Bytes order;
 
-  PC_FORCE_INLINE KeyOctets(const SealedHead& head, int64_t token, int64_t count) {
-    static constexpr OctetOrder kOrders[2] = {octet_order<kBits>(0), octet_order<kBits>(1)};
-    for (int i = 0; i < kOctets; ++i) {
-      const int64_t at = kOctet * i < count ? kOctet * i : count - kOctet;
+  PC_FORCE_INLINE KeyQuarters(const SealedHead& head, int64_t token, int64_t count) {
+    static constexpr QuarterOrder kOrders[2] = {quarter_order<kBits>(0), quarter_order<kBits>(1)};
+    for (int i = 0; i < kQuarters; ++i) {
+      const int64_t at = kQuarterTokens * i < count ? kQuarterTokens * i : count - kQuarterTokens;
       rows[i] = head.words + (token + at) / kCodesInWord<kBits> * head.plane.row_stride;
     }
-    order = *reinterpret_cast<const LooseBytes*>(kOrders[token / kOctet % 2].bytes);
+    order = *reinterpret_cast<const LooseBytes*>(kOrders[token / kQuarterTokens % 2].bytes);
   }
 
-  // Of the channels d .. d + 3.
+  // The bytes of channels d to d + 3.
   [[nodiscard]] PC_FORCE_INLINE Bytes bytes(int64_t d) const {
     const auto quarter = [&](int i) __attribute__((always_inline)) {
       return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[i] + 4 * d));
@@ -112,10 +115,10 @@ struct KeyOctets {
   }
 };
 
-// Scores [R, stride] of the tokens of some octets.
+// Scores [R, stride] of the tokens of a vector.
 template <int kBits, int R>
-PC_FORCE_INLINE void score_octets(const SealedQuery<R>& query, const KeyOctets<kBits>& keys, SealedAhead& ahead,
-                                  int64_t dim, float* scores, int64_t stride) {
+PC_FORCE_INLINE void score_quarters(const SealedQuery<R>& query, const KeyQuarters<kBits>& keys, SealedAhead& ahead,
+                                    int64_t dim, float* scores, int64_t stride) {
   DigitSum sums[R][2];
   const int8_t* digits = query.digits;
   for (int64_t d = 0; d < dim; d += kPanel, digits += R * kPanelBytes) {
@@ -137,11 +140,11 @@ template <int kBits, int R>
 void score_sealed_group(const SealedQuery<R>& query, const SealedHead& head, int64_t token, int64_t count,
                         SealedAhead& ahead, int64_t dim, float* scores) {
   for (; count >= kKeyTokens; token += kKeyTokens, count -= kKeyTokens, scores += kKeyTokens) {
-    score_octets(query, KeyOctets<kBits>(head, token, count), ahead, dim, scores, kTileTokens);
+    score_quarters(query, KeyQuarters<kBits>(head, token, count), ahead, dim, scores, kTileTokens);
   }
   if (count == 0) return;
   alignas(64) float part[R][kKeyTokens];
-  score_octets(query, KeyOctets<kBits>(head, token, count), ahead, dim, part[0], kKeyTokens);
+  score_quarters(query, KeyQuarters<kBits>(head, token, count), ahead, dim, part[0], kKeyTokens);
   for (int r = 0; r < R; ++r) {
     for (int64_t t = 0; t < count; ++t) scores[r * kTileTokens + t] = part[r][t];
   }
@@ -149,8 +152,8 @@ void score_sealed_group(const SealedQuery<R>& query, const SealedHead& head, int
 
 // True if tiles of whole sealed blocks are multiplied here.
 PC_FORCE_INLINE bool scores_sealed(const SealedPlane& plane, const Cache& newest) {
-  return plane.bits != 0 && plane.group % kOctet == 0 && newest.block_size % kOctet == 0 && newest.dim % 64 == 0 &&
-         newest.dim <= 2048;
+  return plane.bits != 0 && plane.group % kQuarterTokens == 0 && newest.block_size % kQuarterTokens == 0 &&
+         newest.dim % 64 == 0 && newest.dim <= kMostKeyDims;
 }
 
 // Scores of all rows with a tile of sealed keys. Returns false if it has to be unpacked. Prefetches `ahead`.

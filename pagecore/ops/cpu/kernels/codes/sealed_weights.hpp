@@ -107,7 +107,8 @@ inline void load_sealed_scales(const SealedPlane& plane, const SealedRows& tile,
   }
 }
 
-// Makes the weights of R rows from `row` on times the scales of a group digits. Returns false if a row has none.
+// Makes the weights of R rows from `row` on times the scales of a group digits. Returns false if one of them cannot be
+// written so.
 template <int R>
 PC_FORCE_INLINE bool make_group_weights(const HeadRows& rows, int64_t row, int64_t group, const SealedWeights& to) {
   alignas(64) float products[kTileTokens * R];

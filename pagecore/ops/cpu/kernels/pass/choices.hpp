@@ -40,7 +40,8 @@ inline bool takes_pairs(const AttentionArgs& args, const AttentionBatch& batch) 
          number_type(args.key) == Float::BF16 && number_type(args.value) == Float::BF16 && args.out.type == Float::BF16;
 }
 
-// Products with the codes of keys or values. Queries and output of 16 bits are less exact than integers.
+// Products with the codes of keys or values. Integers are rounded relative to the largest number of a row (see
+// docs/formats.md), which calls with float32 do not accept.
 inline bool multiplies_codes(const AttentionBatch& batch, int64_t rows) {
   return !batch.invariant && rows <= kCodeRows;
 }
