@@ -256,7 +256,7 @@ class StoreSide:
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             self._progress()
-            if not self.num_pending and not self._loads.num_open:
+            if self.is_at_rest:
                 return True
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
@@ -279,6 +279,11 @@ class StoreSide:
         if epoll is not None:
             with suppress(ValueError, OSError):  # another thread has closed it
                 epoll.poll(timeout)
+
+    @property
+    def is_at_rest(self) -> bool:
+        """True if no request is open and no store has a batch."""
+        return not self.num_pending and not self._loads.num_open
 
     @property
     def num_pending(self) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from collections.abc import Sequence as Listed
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, Self, SupportsIndex, get_args
 
 from numpy.typing import ArrayLike
@@ -364,10 +364,8 @@ class Tiers(CacheObserver):
         self._require_open()
         named = checked_media(media, get_args(AnyMedium))
         ports = self._stores.ports_to_clear(named - {"GPU"})
-        self.drain()
         freed = 0
-        with Held(self._parts.state.lock):
-            self.drain()  # what other threads have begun meanwhile
+        with self._at_rest():
             entries = [(port, port.keys()) for port in ports]
             self._stores.release_ended()
             if "GPU" in named:
@@ -404,9 +402,7 @@ class Tiers(CacheObserver):
         first, ids = require_int("valid", valid, 0, max=None), token_ids(tokens)
         prefix: dict[str, Any] = {"namespace": namespace, "spans": checked_spans(spans), "cross_digest": cross_digest}
         affected = self.cache.revoke_prefix(ids, valid=first, **prefix)  # nothing more is copied from the device
-        self.drain()
-        with Held(self._parts.state.lock):
-            self.drain()  # what other threads have begun meanwhile
+        with self._at_rest():
             affected.update(self.cache.revoke_prefix(ids, valid=first, **prefix))
             self.host.revoke_prefix(ids, valid=first, **prefix)
             self._stores.remove(ids, namespace, prefix["spans"], min(first, len(ids)) // self.host.block_size)
@@ -439,8 +435,7 @@ class Tiers(CacheObserver):
         the requests that end meanwhile.
         """
         timeout = checked_timeout(timeout)
-        with suppress(PagecoreError):  # counted by the host tier
-            self.host.publish_spilled()
+        self._publish_spilled()
         end = None if timeout is None else time.monotonic() + timeout
         if not self.host.drain(timeout):
             return False
@@ -484,6 +479,22 @@ class Tiers(CacheObserver):
                 self.host.is_exclusive = False
             else:
                 self.host.close()
+
+    @contextmanager
+    def _at_rest(self) -> Iterator[None]:
+        """Hold the lock while no copy, load or write runs; what runs is waited for without it."""
+        while True:
+            self.drain()
+            with Held(self._parts.state.lock):
+                self._publish_spilled()  # what other threads have begun meanwhile
+                self._write()
+                if not self.host.stats().num_pending and self._stores.is_at_rest:
+                    yield
+                    return
+
+    def _publish_spilled(self) -> None:
+        with suppress(PagecoreError):  # counted by the host tier
+            self.host.publish_spilled()
 
     def _advance(self) -> None:
         self._write()

@@ -1,5 +1,7 @@
 """Tiers.clear: the prefixes of some media go, and everything else stays."""
 
+from threading import Thread
+
 import numpy as np
 import pytest
 
@@ -146,6 +148,35 @@ def test_what_another_thread_saves_while_the_call_waits_is_cleared_as_well(monke
         served.flush()
         assert not late
         assert not store.data
+
+
+def test_the_lock_is_free_while_the_call_waits_for_what_another_thread_saves(monkeypatch):
+    store = Lister(medium="DISK", manual=True)
+    drain, wait, late, free = Tiers.drain, StoreSide.wait, [PROMPTS[1]], []
+
+    def drain_and_serve(tiers, timeout=None):
+        ended = drain(tiers, timeout)
+        if late:
+            served.compute(late.pop())
+        return ended
+
+    def see_lock_and_wait(side, timeout):
+        other = Thread(target=served.cache.match_length, args=(PROMPTS[0],), daemon=True)
+        other.start()
+        other.join(2.0)
+        free.append(not other.is_alive())
+        store.release()
+        wait(side, timeout)
+
+    with Served([store], num_blocks=40, host_blocks=40) as served:
+        served.serve(PROMPTS[0])
+        monkeypatch.setattr(Tiers, "drain", drain_and_serve)
+        monkeypatch.setattr(StoreSide, "wait", see_lock_and_wait)
+        served.tiers.clear(["DISK"])
+        served.tiers.revoke_prefix(PROMPTS[1])
+        assert not late
+        assert free
+        assert all(free)
 
 
 def test_requests_that_end_while_the_call_waits_are_returned_by_the_next_poll(monkeypatch):
