@@ -43,8 +43,8 @@ class Ledger:
     """The blocks that the stores of a medium are known to have: those that were written to them, or found in them.
 
     A store outlives the process and is shared, so that its contents are not listed anywhere. The ledger begins with the
-    first publisher of events. A block that a store has evicted goes when the store reports that, or when a look-up or
-    a load misses it, and no other store of the medium has it; or when more than `max_blocks` newer ones are known. A
+    first publisher of events. A block that a store has lost goes when the store reports that or lists its entries, or
+    when a look-up or a load misses it, and no other store of the medium has it; or when more than `max_blocks` newer ones are known. A
     failure of a store is not a miss.
     A component has a block if all of its lanes have it.
 
@@ -126,6 +126,14 @@ class Ledger:
             place = self._places.get(key.tobytes())
             if place is not None:
                 self._drop(*place, store)
+
+    def note_listed(self, keys: Keys, *, store: int) -> None:
+        """Note that a store has no entries but those that it lists now, by content key."""
+        listed = {key.tobytes() for key in keys}
+        for (block_hash, _), block in list(self._blocks.items()):
+            names = block.keys or {}
+            for lane in [lane for lane in block.lanes if names.get(lane) not in listed]:
+                self._drop(block_hash, lane, store)
 
     def _add(self, prefix: _Prefix, lane: int, position: int, store: int, name: bytes | None) -> None:
         component = self._component_of[lane]

@@ -220,10 +220,11 @@ class StoreSide:
         clearing = Clearing()
         with self.held():
             for port, keys in entries:
+                port.note_listed(keys)
                 if len(keys):
                     self._num_removals += 1
                     clearing.num_open += 1
-                    port.remove(keys, partial(self._cleared, clearing, port.store.name))
+                    port.remove(keys, partial(self._cleared, clearing, port, keys))
         return clearing
 
     def finish(self, clearing: Clearing) -> None:
@@ -387,9 +388,10 @@ class StoreSide:
         gone = removal.marked(ok)
         port.note(removal.tokens, removal.namespace, removal.spans, gone, removal.keys, forgets=True)
 
-    def _cleared(self, clearing: Clearing, name: str, ok: Flags, error: str | None) -> None:
+    def _cleared(self, clearing: Clearing, port: StorePort, keys: Keys, ok: Flags, error: str | None) -> None:
         self._num_removals -= 1
-        clearing.end(name, ok, error)
+        port.note_removed(keys[ok])
+        clearing.end(port.store.name, ok, error)
 
     def _write(self, prefix: Prefix) -> int:
         tokens, spans = prefix.tokens[: prefix.stop], prefix.spans

@@ -89,6 +89,12 @@ class StorePort:
         store: object = self.store
         return isinstance(store, EntryRemover) and store.can_remove
 
+    @property
+    def can_list(self) -> bool:
+        """True if the store lists its entries."""
+        store: object = self.store
+        return isinstance(store, EntryLister) and store.can_list
+
     def require_clear(self) -> None:
         """Raise UnsupportedOption if the store cannot be cleared, and StoreError if it has no client now."""
         store: object = self.store
@@ -97,7 +103,7 @@ class StorePort:
             raise StoreError(f"the store {store.name} is being reopened; clear again later, {other}")
         if isinstance(store, Guard) and store.read_only:
             reason = "its guard is read-only; clear it in a process that writes it"
-        elif not (isinstance(store, EntryLister) and store.can_list):
+        elif not self.can_list:
             reason = "it does not list its entries; clear it by its own tools"
         elif not self.can_remove:
             reason = "it does not delete entries on request; clear it by its own tools"
@@ -199,17 +205,28 @@ class StorePort:
     ) -> None:
         """Note in the ledger which entries of each lane of a prefix the store has; see `Ledger.note`.
 
-        `keys` returns the content keys of entries of a lane, by which a store names what it has evicted.
+        `keys` returns the content keys of entries of a lane, by which a store names what it has or has evicted.
         """
         if not self.ledger.is_recording:
             return
         listed, names = list(found), None
-        if (reporter := self._reporter()) is not None:
+        if (reporter := self._reporter()) is not None or self.can_list:
             names = [keys(lane, positions) for lane, (positions, _) in enumerate(found)]
+        if names is not None and reporter is not None:
             for lane, name in enumerate(names):
                 # An entry that was evicted after its batch had ended: its eviction may have been taken already.
                 self._try(partial(_drop_evicted, listed, lane, reporter, name))
         self.ledger.note(tokens, namespace, spans, listed, store=self.index, forgets=forgets, keys=names)
+
+    def note_listed(self, keys: Keys) -> None:
+        """Note in the ledger that the store has no entries but those that it has just listed."""
+        if self.ledger.is_recording:
+            self.ledger.note_listed(keys, store=self.index)
+
+    def note_removed(self, keys: Keys) -> None:
+        """Note in the ledger that a store that lists its entries has deleted some."""
+        if self.ledger.is_recording:
+            self.ledger.note_evicted(keys, store=self.index)
 
     def close(self) -> None:
         """Close the store, which ends all of its batches; those without an end count as failures."""

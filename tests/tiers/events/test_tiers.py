@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from pagecore import AttentionSpec, PagedKVCache, Plane, StateSpec
+from pagecore.errors import StoreError
 from pagecore.index import RadixTree
 from pagecore.tiers.disk import DiskStore
 from pagecore.tiers.guard import Deadline, Guard
@@ -18,6 +19,7 @@ from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.manager.tiers import Tiers
 from pagecore.tiers.remote.mooncake import MooncakeStore
 from pagecore.tiers.remote.resp import RespStore
+from pagecore.tiers.store import KEY_BYTES
 from tests.capabilities import require
 from tests.faults import is_full
 from tests.machines import drawn
@@ -210,6 +212,37 @@ def test_media_that_are_cleared_have_their_events(tmp_path, media):
     followed.tiers.clear(media)
     followed.tiers.drain(20.0)
     assert {medium for (medium, _), blocks in followed.follow().items() if blocks} == before - set(media)
+    followed.close()
+
+
+class Lister(MemoryStore):
+    """A store that lists its entries, and reports nothing that it has lost."""
+
+    can_list = True
+
+    def keys(self):
+        return np.frombuffer(b"".join(self.data), np.uint8).reshape(-1, KEY_BYTES)
+
+
+@pytest.mark.parametrize("model", sorted(MODELS))
+def test_a_store_that_reports_nothing_has_no_blocks_once_it_is_cleared(model):
+    store, other = Lister(medium="DISK"), Lister()
+    followed = Followed(model, stores=[store, other])
+    for start in (0, 100):
+        followed.serve(range(start, start + 17))
+    followed.tiers.drain(20.0)
+    before = followed.follow()
+    store.inject("remove", "error")
+    with pytest.raises(StoreError, match="has kept"):
+        followed.tiers.clear(["DISK"])
+    assert followed.follow() == before, "what a store keeps stays listed"
+    for key in list(store.data)[:-1]:
+        del store.data[key]  # another process
+    followed.tiers.clear(["DISK"])
+    after = followed.follow()
+    for place, blocks in before.items():
+        assert blocks
+        assert after.get(place, {}) == ({} if place[0] == "DISK" else blocks)
     followed.close()
 
 
