@@ -44,8 +44,8 @@ class Ledger:
 
     A store outlives the process and is shared, so that its contents are not listed anywhere. The ledger begins with the
     first publisher of events. A block that a store has lost goes when the store reports that or lists its entries, or
-    when a look-up or a load misses it, and no other store of the medium has it; or when more than `max_blocks` newer ones are known. A
-    failure of a store is not a miss.
+    when a look-up or a load misses it, and no other store of the medium has it; or when more than `max_blocks` newer
+    ones are known. A failure of a store is not a miss.
     A component has a block if all of its lanes have it.
 
     Parameters

@@ -209,8 +209,11 @@ class StoreSide:
                 port.remove(removal.all_keys(), partial(self._removed, port, removal))
 
     def ports_to_clear(self, media: frozenset[Medium]) -> list[StorePort]:
-        """Return the stores of some media; raise UnsupportedOption if one cannot be cleared, StoreError if not now."""
-        ports = [port for port in self.ports if port.medium in media]
+        """Return the stores of some media; raise UnsupportedOption if one cannot be cleared, StoreError if not now.
+
+        Stores of medium "CPU" that cannot be cleared are left out: the medium has the host tier as well.
+        """
+        ports = [port for port in self.ports if port.medium in media and (port.medium != "CPU" or port.can_clear)]
         for port in ports:
             port.require_clear()
         return ports

@@ -95,21 +95,20 @@ class StorePort:
         store: object = self.store
         return isinstance(store, EntryLister) and store.can_list
 
+    @property
+    def can_clear(self) -> bool:
+        """False if `require_clear` raises UnsupportedOption."""
+        store: object = self.store
+        return (isinstance(store, Guard) and store.store is None) or self._why_not_cleared() is None
+
     def require_clear(self) -> None:
         """Raise UnsupportedOption if the store cannot be cleared, and StoreError if it has no client now."""
         store: object = self.store
         other = f"or leave {self.medium} out of media"
         if isinstance(store, Guard) and store.store is None:
-            raise StoreError(f"the store {store.name} is being reopened; clear again later, {other}")
-        if isinstance(store, Guard) and store.read_only:
-            reason = "its guard is read-only; clear it in a process that writes it"
-        elif not self.can_list:
-            reason = "it does not list its entries; clear it by its own tools"
-        elif not self.can_remove:
-            reason = "it does not delete entries on request; clear it by its own tools"
-        else:
-            return
-        raise UnsupportedOption(f"the store {self.store.name} cannot be cleared: {reason}, {other}")
+            raise StoreError(f"the store {store.name} is being reopened or was closed; clear again later, {other}")
+        if (reason := self._why_not_cleared()) is not None:
+            raise UnsupportedOption(f"the store {self.store.name} cannot be cleared: {reason}, {other}")
 
     def keys(self) -> Keys:
         """Return the keys of all entries of a store that can be cleared; raise StoreError if it does not list them."""
@@ -246,6 +245,17 @@ class StorePort:
         """Return the counters of the store; refused submissions are included in its failures."""
         stats = self.store.stats()
         return replace(stats, num_load_failures=stats.num_load_failures + self.num_refused)
+
+    def _why_not_cleared(self) -> str | None:
+        """Return why a store with a client cannot be cleared, and what to do; None if it can."""
+        store: object = self.store
+        if isinstance(store, Guard) and store.read_only:
+            return "its guard is read-only; clear it in a process that writes it"
+        if not self.can_list:
+            return "it does not list its entries; clear it by its own tools"
+        if not self.can_remove:
+            return "it does not delete entries on request; clear it by its own tools"
+        return None
 
     def _submit_removals(self) -> None:
         """Submit the removals that need not wait for anything that is being saved."""

@@ -349,9 +349,9 @@ class Tiers(CacheObserver):
         Parameters
         ----------
         media : collection of {"GPU", "CPU", "DISK", "EXTERNAL"}
-            The device, the host tier, and the stores of a medium; "CPU" names the host tier and stores of that medium.
-            A store has to list its entries (`pagecore.tiers.EntryLister`), as `DiskStore` does; services that many
-            processes share do not.
+            The device, the host tier, and the stores of a medium. A store has to list its entries
+            (`pagecore.tiers.EntryLister`), as `DiskStore` does; services that many processes share do not. "CPU" names
+            the host tier and those stores of that medium that can be cleared; the others stay as they are.
 
         Raises
         ------

@@ -225,7 +225,7 @@ def test_a_store_without_a_client_is_an_error_before_anything_is_evicted():
     with Served([guard]) as served:
         served.serve(PROMPTS[0])
         guard._core.store = None  # as while `reopen` makes a new client
-        with pytest.raises(StoreError, match="memory is being reopened"):
+        with pytest.raises(StoreError, match="memory is being reopened or was closed; clear again"):
             served.tiers.clear(["GPU", "DISK"])
         with pytest.raises(StoreError, match="memory is being reopened"):
             guard.keys()
@@ -257,8 +257,18 @@ def test_cpu_names_stores_of_that_medium_as_well():
         assert store.data
         served.tiers.clear(["CPU"])
         assert not store.data
-    with Served([MemoryStore(medium="CPU")]) as served, pytest.raises(UnsupportedOption, match="memory"):
-        served.tiers.clear(["CPU"])
+
+
+@pytest.mark.parametrize("other", [MemoryStore(medium="CPU"), Keeper(medium="CPU")], ids=["cannot list", "keeps all"])
+def test_stores_of_medium_cpu_that_cannot_be_cleared_stay_as_they_are(other):
+    lister = Lister(medium="CPU")
+    with Served([other, lister]) as served:
+        served.serve(PROMPTS[0])
+        count = len(other.data)
+        assert served.tiers.clear() == 2 * LENGTH // BLOCK
+        assert len(other.data) == count > 0
+        assert not lister.data
+        assert there(served, PROMPTS[0], ()) == (0, 0, 0)
 
 
 def test_a_prefix_that_the_host_keeps_is_written_again_by_a_save(disk):
