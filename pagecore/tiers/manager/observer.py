@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from pagecore.cache.parts import CacheParts
 from pagecore.cache.prefix.retention import RetentionOptions
 from pagecore.cache.sequences._sequences import Sequence
+from pagecore.cache.state._state import Held
 from pagecore.cache.step._step import lacked, lacked_slots, shortage
 from pagecore.errors import PagecoreError
 from pagecore.tiers.host.methods.records import Backup
@@ -125,9 +126,10 @@ class CacheObserver:
 
     def _ended(self) -> list[Backup]:
         """Return the backups that have ended; what the host has from them is from no store."""
-        ended = self.host.poll()
-        for backup in ended:
-            self._stores.loaded.forget(backup.tokens[: backup.stop], backup, backup.start)
+        with Held(self._parts.state.lock):
+            ended = self.host.poll()
+            for backup in ended:
+                self._stores.loaded.forget(backup.tokens[: backup.stop], backup, backup.start)
         return ended
 
     def _back_up(self, sequence: Sequence, is_last: bool = False) -> None:

@@ -8,6 +8,7 @@ import pytest
 from pagecore import AttentionSpec, PagedKVCache, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.tiers.disk import DiskStore
 from pagecore.tiers.guard import Guard
+from pagecore.tiers.host.methods.records import Backup
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.manager.tiers import Tiers
@@ -350,3 +351,22 @@ def test_a_host_that_stays_open_is_no_longer_exclusive():
         assert not host.is_exclusive
         assert host.match_both(PROMPT) == (32, 0)
         host.close()
+
+
+def test_a_poll_holds_the_lock_while_it_notes_what_the_host_has_saved(monkeypatch):
+    alive = []
+
+    def forget(*_):
+        other = threading.Thread(target=served.cache.match_length, args=(PROMPT,), daemon=True)
+        other.start()
+        other.join(0.05)
+        alive.append(other.is_alive())
+
+    with Served([MemoryStore()]) as served:
+        served.compute(PROMPT)
+        saved = Backup(PROMPT, None, None, 0, 4)
+        with monkeypatch.context() as patch:
+            patch.setattr(served.tiers.host, "poll", lambda: [saved])
+            patch.setattr(served.tiers._stores.loaded, "forget", forget)
+            served.tiers.poll()
+        assert alive == [True]
