@@ -231,9 +231,8 @@ class StoreSide:
         return clearing
 
     def finish(self, clearing: Clearing) -> None:
-        """Wait until the stores have answered; raise StoreError if one has kept an entry."""
-        while clearing.num_open:
-            self._progress()
+        """Wait until the stores have answered, or another thread closes them; raise StoreError for entries kept."""
+        while clearing.num_open and self._progress_if_open():
             if clearing.num_open:
                 self.wait(0.05)
         if clearing.failures:
@@ -415,6 +414,14 @@ class StoreSide:
         """Take the ends of batches; the next `poll` returns the requests that end with them."""
         with self.held():
             self._ended += self.advance()
+
+    def _progress_if_open(self) -> bool:
+        """Take the ends of batches; return False if `close` has ended all of them."""
+        with self.held():
+            if self._epoll is None:
+                return False
+            self._progress()
+            return True
 
     def _advance(self) -> list[Request]:
         return self._loads.advance(self._clock())

@@ -233,6 +233,31 @@ def test_a_store_without_a_client_is_an_error_before_anything_is_evicted():
         assert there(served, PROMPTS[0], ()) == (LENGTH, LENGTH, LENGTH)
 
 
+def test_tiers_that_another_thread_closes_before_a_store_answers_say_what_is_kept(monkeypatch):
+    store = Lister(medium="DISK", name="tape")
+    served = Served([store])
+    served.serve(PROMPTS[0])
+    count = len(store.data)
+    store.inject("remove", "hang")
+    side = served.tiers._stores
+    held = side.held
+
+    def close_first():
+        side.held = held
+        side.close(0.0)  # as another thread can that takes the lock first
+        return held()
+
+    def close_before_the_next_look(_side, _timeout):
+        monkeypatch.undo()
+        side.held = close_first
+
+    monkeypatch.setattr(StoreSide, "wait", close_before_the_next_look)
+    with pytest.raises(StoreError, match=rf"tape has kept {count} of {count} entries.*everything else.*is cleared"):
+        served.tiers.clear(["GPU", "DISK"])
+    assert served.tiers.host.match_both(PROMPTS[0]) == (0, LENGTH)
+    served.tiers.close()
+
+
 def test_an_open_breaker_is_an_error():
     store = Lister(medium="DISK")
     guard = Guard(store, deadline=Deadline(20.0), breaker=Breaker(failures=1))
