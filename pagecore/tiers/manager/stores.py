@@ -149,8 +149,9 @@ class StoreSide:
         """Take the ends of batches; return the requests that ended since the last call, other than in `request`."""
         with self.held():
             self._check_open()
+            ended = self.advance()
             kept, self._ended = self._ended, []
-            return [*kept, *self.advance()]
+            return [*kept, *ended]
 
     def advance(self) -> list[Request]:
         """Take the ends of batches; return the requests that end with them, which `poll` does not return again."""
@@ -267,14 +268,17 @@ class StoreSide:
             self.wait(0.05 if left is None else min(left, 0.05))
 
     def wait_for(self, request: Request, timeout: float | None, poll: Callable[[], object]) -> None:
-        """Call `poll` until a request has ended, or `timeout` seconds have passed."""
+        """Call `poll` until a request has ended, which no later poll returns, or `timeout` seconds have passed."""
         end = None if timeout is None else time.monotonic() + timeout
         while not request.has_ended:
             poll()
             left = 0.02 if end is None else min(end - time.monotonic(), 0.02)
             if request.has_ended or left <= 0:
-                return
+                break
             self.wait(left)
+        if request.has_ended:
+            with self.held():
+                self._ended = [one for one in self._ended if one is not request]
 
     def wait(self, timeout: float) -> None:
         """Wait until `poll` has something to do, `timeout` seconds at most."""

@@ -420,7 +420,8 @@ class Tiers(CacheObserver):
     def wait(self, request: Request, timeout: float | None = None) -> Request:
         """Poll until a request has ended, or `timeout` seconds have passed; return the request.
 
-        Other requests that end meanwhile are not returned by a later `poll`: look at their `state`.
+        No later `poll` returns this request, or others that end meanwhile: look at their `state`. Those that ended in
+        an earlier `drain` are still returned by the next `poll`.
         """
         if not isinstance(request, Request):
             raise UnsupportedOption(f"expected a Request (as returned by request), got {shown(request)}")
@@ -432,7 +433,7 @@ class Tiers(CacheObserver):
         """Wait until no copy, load or write runs; return False if `timeout` seconds pass first.
 
         Spilled ends of prefixes that wait for their beginnings are published and written, too. The next `poll` returns
-        the requests that end meanwhile.
+        the requests that end meanwhile, except those that `wait` is called for first.
         """
         timeout = checked_timeout(timeout)
         self._publish_spilled()

@@ -168,3 +168,31 @@ def test_a_failure_of_a_store_removes_nothing_from_its_ledger(world):
     w.stores[0].finish(fails=range(100))  # the entries are gone
     w.side.poll()
     assert ledger.list_contents().to_list() == []
+
+
+def test_a_poll_that_raises_loses_no_request(world):
+    w = world()
+    request = w.side.request(PROMPT)
+    w.stores[0].finish_all()
+    w.side.drain()
+    assert request.has_ended
+    poll, w.stores[0].poll = w.stores[0].poll, lambda: 1 // 0
+    with pytest.raises(ZeroDivisionError):
+        w.side.poll()
+    w.stores[0].poll = poll
+    assert w.side.poll() == [request]
+    assert w.side.poll() == []
+
+
+def test_requests_that_are_waited_for_after_a_drain_are_returned_once(world):
+    w = world()
+    requests = []
+    for _ in range(5):
+        request = w.side.request(PROMPT)
+        w.stores[0].finish_all()
+        w.side.drain()
+        assert request.has_ended
+        requests.append(request)
+        if len(requests) != 3:
+            w.side.wait_for(request, None, w.side.advance)
+    assert w.side.poll() == [requests[2]]
