@@ -236,6 +236,8 @@ class StoreSide:
         while clearing.num_open and self._progress_if_open():
             if clearing.num_open:
                 self.wait(0.05)
+        if clearing.num_open:  # a store that raised while it was closed
+            clearing.failures.append(f"{clearing.num_open} stores were closed before they answered")
         if clearing.failures:
             raise StoreError(
                 f"not all entries were deleted: {'; '.join(clearing.failures)}; everything else that was named is "

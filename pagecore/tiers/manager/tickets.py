@@ -98,27 +98,27 @@ class StorePort:
     @property
     def can_clear(self) -> bool:
         """False if `require_clear` raises UnsupportedOption."""
-        store: object = self.store
-        return (isinstance(store, Guard) and store.store is None) or self._why_not_cleared() is None
+        return self._has_no_client() or self._why_not_cleared() is None
 
     def require_clear(self) -> None:
         """Raise UnsupportedOption if the store cannot be cleared, and StoreError if it has no client now."""
-        store: object = self.store
         other = f"or leave {self.medium} out of media"
-        if isinstance(store, Guard) and store.store is None:
-            raise StoreError(f"the store {store.name} is being reopened or was closed; clear again later, {other}")
+        if self._has_no_client():
+            raise StoreError(f"{self._no_client}; clear again later, {other}")
         if (reason := self._why_not_cleared()) is not None:
             raise UnsupportedOption(f"the store {self.store.name} cannot be cleared: {reason}, {other}")
 
     def keys(self) -> Keys:
         """Return the keys of all entries of a store that can be cleared; raise StoreError if it does not list them."""
-        assert isinstance(self.store, EntryLister)
+        store: object = self.store
+        assert isinstance(store, EntryLister)
         try:
-            return checked_keys(self.store.keys())
+            return checked_keys(store.keys())
         except Exception as error:  # as in _submit
+            if self._has_no_client():
+                raise StoreError(self._no_client) from error
             raise StoreError(
-                f"the store {self.store.name} cannot list its entries: {type(error).__name__}: {error}; nothing was "
-                f"evicted: clear again later, or leave {self.medium} out of media"
+                f"the store {self.store.name} cannot list its entries: {type(error).__name__}: {error}"
             ) from error
 
     def lookup(self, keys: Keys, ended: Ended) -> int | None:
@@ -245,6 +245,14 @@ class StorePort:
         """Return the counters of the store; refused submissions are included in its failures."""
         stats = self.store.stats()
         return replace(stats, num_load_failures=stats.num_load_failures + self.num_refused)
+
+    def _has_no_client(self) -> bool:
+        store: object = self.store
+        return isinstance(store, Guard) and store.store is None
+
+    @property
+    def _no_client(self) -> str:
+        return f"the store {self.store.name} is being reopened or was closed"
 
     def _why_not_cleared(self) -> str | None:
         """Return why a store with a client cannot be cleared, and what to do; None if it can."""

@@ -14,7 +14,7 @@ from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.prefix.retention import Spans
 from pagecore.cache.sequences._sequences import Sequence, as_list, token_ids
 from pagecore.cache.state._state import Held
-from pagecore.errors import PagecoreError, UnsupportedOption
+from pagecore.errors import PagecoreError, StoreError, UnsupportedOption
 from pagecore.storage.checks import flag, require_int, shown
 from pagecore.tiers.guard import Guard
 from pagecore.tiers.host.tier import HostTier
@@ -37,7 +37,8 @@ from pagecore.tiers.manager.requests import Request
 from pagecore.tiers.manager.running import Agree
 from pagecore.tiers.manager.stats import TierStats
 from pagecore.tiers.manager.stores import PIN_SECONDS, StoreSide
-from pagecore.tiers.store import BlockStore, Medium
+from pagecore.tiers.manager.tickets import StorePort
+from pagecore.tiers.store import BlockStore, Keys, Medium
 
 
 class Tiers(CacheObserver):
@@ -344,7 +345,7 @@ class Tiers(CacheObserver):
         `StoreStats.num_removed` counts them.
 
         A prefix that the host keeps counts as written: after ``clear(["DISK"])`` it reaches the disk again only by
-        `save`, or once it is computed after the host has lost it. Name "CPU" as well to have everything written anew.
+        `save`, or once it is computed after the host has lost it. Name "CPU" as well: everything is then written again.
 
         Parameters
         ----------
@@ -366,7 +367,7 @@ class Tiers(CacheObserver):
         ports = self._stores.ports_to_clear(named - {"GPU"})
         freed = 0
         with self._at_rest():
-            entries = [(port, port.keys()) for port in ports]
+            entries = [(port, _listed(port)) for port in ports]
             self._stores.release_ended()
             if "GPU" in named:
                 freed += self.cache.clear_prefix_cache()
@@ -510,6 +511,16 @@ class Tiers(CacheObserver):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _listed(port: StorePort) -> Keys:
+    """Return the keys of a store that is to be cleared."""
+    try:
+        return port.keys()
+    except StoreError as error:
+        raise StoreError(
+            f"{error}; nothing was evicted: clear again later, or leave {port.medium} out of media"
+        ) from error
 
 
 class _DeviceOf:

@@ -233,6 +233,28 @@ def test_a_store_without_a_client_is_an_error_before_anything_is_evicted():
         assert there(served, PROMPTS[0], ()) == (LENGTH, LENGTH, LENGTH)
 
 
+def test_an_error_of_a_guard_that_loses_its_client_meanwhile_comes_out_once(monkeypatch):
+    guard = Guard(Lister(medium="DISK"))
+    with Served([guard]) as served:
+        served.serve(PROMPTS[0])
+        drain, store = Tiers.drain, guard.store
+
+        def drain_and_lose(tiers, timeout=None):
+            ended = drain(tiers, timeout)
+            guard._core.store = None  # as while `reopen` makes a new client
+            return ended
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Tiers, "drain", drain_and_lose)
+            with pytest.raises(StoreError) as caught:
+                served.tiers.clear(["GPU", "DISK"])
+        guard._core.store = store
+        assert str(caught.value) == (
+            "the store memory is being reopened or was closed; nothing was evicted: clear again later, or leave DISK "
+            "out of media"
+        )
+
+
 def test_tiers_that_another_thread_closes_before_a_store_answers_say_what_is_kept(monkeypatch):
     store = Lister(medium="DISK", name="tape")
     served = Served([store])
