@@ -151,7 +151,7 @@ def test_what_another_thread_saves_while_the_call_waits_is_cleared_as_well(monke
 
 
 def test_the_lock_is_free_while_the_call_waits_for_what_another_thread_saves(monkeypatch):
-    store = Lister(medium="DISK", manual=True)
+    store = Lister(medium="DISK")
     drain, wait, late, free = Tiers.drain, StoreSide.wait, [PROMPTS[1]], []
 
     def drain_and_serve(tiers, timeout=None):
@@ -170,10 +170,12 @@ def test_the_lock_is_free_while_the_call_waits_for_what_another_thread_saves(mon
 
     with Served([store], num_blocks=40, host_blocks=40) as served:
         served.serve(PROMPTS[0])
+        store.manual = True
         monkeypatch.setattr(Tiers, "drain", drain_and_serve)
         monkeypatch.setattr(StoreSide, "wait", see_lock_and_wait)
         served.tiers.clear(["DISK"])
         served.tiers.revoke_prefix(PROMPTS[1])
+        served.flush()
         assert not late
         assert free
         assert all(free)
