@@ -122,9 +122,9 @@ class CacheObserver:
 
     def _write(self) -> None:
         """Write what backups have published to the stores."""
-        self._stores.write(self._ended())
+        self._stores.write(self._ended_backups())
 
-    def _ended(self) -> list[Backup]:
+    def _ended_backups(self) -> list[Backup]:
         """Return the backups that have ended; what the host has from them is from no store."""
         with Held(self._parts.state.lock):
             ended = self.host.poll()
@@ -145,7 +145,7 @@ class CacheObserver:
 
     def _write_whole(self, sequence: Sequence, most: int) -> None:
         """Write up to `most` tokens of what the host has of a sequence to the stores, after its backup."""
-        ended = self._ended()
+        ended = self._ended_backups()
         tokens, options = sequence.tokens[: min(sequence.num_computed_tokens, most)], options_of(sequence)
         # Copies of other sequences may end meanwhile.
         own = [one.start for one in ended if _is_of(one, tokens, options)]

@@ -102,7 +102,7 @@ class StoreSide:
         self.loaded = Origins(self.planner.block_size, num_origins)
         self.media = tuple(dict.fromkeys(("GPU", "CPU", *(port.medium for port in self.ports))))
         self._num_removals = 0
-        self._ended: list[Request] = []  # in `drain`, until `poll` returns them
+        self._unreturned: list[Request] = []  # ended in `drain`, until `poll` returns them
         self._loads = RunningLoads(agree, pin_seconds, self._copy_nearer)
         lock = RLock()
         self.held = held if held is not None else lambda: lock
@@ -142,24 +142,24 @@ class StoreSide:
             else:
                 load.wait_for(leader)
             if not self.agrees:
-                self._advance()
+                self._settle()
             return request
 
     def poll(self) -> list[Request]:
         """Take the ends of batches; return the requests that ended since the last call, other than in `request`."""
         with self.held():
             self._check_open()
-            ended = self.advance()
-            kept, self._ended = self._ended, []
+            ended = self.take_ends()
+            kept, self._unreturned = self._unreturned, []
             return [*kept, *ended]
 
-    def advance(self) -> list[Request]:
+    def take_ends(self) -> list[Request]:
         """Take the ends of batches; return the requests that end with them, which `poll` does not return again."""
         with self.held():
             self._check_open()
             for port in self.ports:
                 port.poll()
-            return self._advance()
+            return self._settle()
 
     def write(self, prefixes: Iterable[Prefix]) -> int:
         """Write what backups have published in the host to the stores; return the number of entries.
@@ -233,7 +233,7 @@ class StoreSide:
 
     def finish(self, clearing: Clearing) -> None:
         """Wait until the stores have answered, or another thread closes them; raise StoreError for entries kept."""
-        while clearing.num_open and self._progress_if_open():
+        while clearing.num_open and self._keep_ends_if_open():
             if clearing.num_open:
                 self.wait(0.05)
         if clearing.num_open:  # a store that raised while it was closed
@@ -261,7 +261,7 @@ class StoreSide:
         """
         end = None if timeout is None else time.monotonic() + timeout
         while True:
-            self._progress()
+            self._keep_ends()
             if self.is_at_rest:
                 return True
             left = None if end is None else end - time.monotonic()
@@ -280,7 +280,7 @@ class StoreSide:
             self.wait(left)
         if request.has_ended:
             with self.held():
-                self._ended = [one for one in self._ended if one is not request]
+                self._unreturned = [one for one in self._unreturned if one is not request]
 
     def wait(self, timeout: float) -> None:
         """Wait until `poll` has something to do, `timeout` seconds at most."""
@@ -336,7 +336,7 @@ class StoreSide:
             self._copies_nearer = False
             with ExitStack() as ends:  # from the last one to the first, whatever a store raises
                 ends.callback(self._loads.release_all)
-                ends.callback(self._advance)
+                ends.callback(self._settle)
                 for port in reversed(self.ports):
                     ends.callback(port.close)
                 ends.callback(self._close_epoll)
@@ -416,20 +416,20 @@ class StoreSide:
             lambda lane, places: lane_keys(chain[places], lane),
         )
 
-    def _progress(self) -> None:
+    def _keep_ends(self) -> None:
         """Take the ends of batches; the next `poll` returns the requests that end with them."""
         with self.held():
-            self._ended += self.advance()
+            self._unreturned += self.take_ends()
 
-    def _progress_if_open(self) -> bool:
+    def _keep_ends_if_open(self) -> bool:
         """Take the ends of batches; return False if `close` has ended all of them."""
         with self.held():
             if self._epoll is None:
                 return False
-            self._progress()
+            self._keep_ends()
             return True
 
-    def _advance(self) -> list[Request]:
+    def _settle(self) -> list[Request]:
         return self._loads.advance(self._clock())
 
     def _check_open(self) -> None:

@@ -427,7 +427,7 @@ class Tiers(CacheObserver):
         if not isinstance(request, Request):
             raise UnsupportedOption(f"expected a Request (as returned by request), got {shown(request)}")
         timeout = checked_timeout(timeout)
-        self._stores.wait_for(request, timeout, self._advance)
+        self._stores.wait_for(request, timeout, self._take_ends)
         return request
 
     def drain(self, timeout: float | None = None) -> bool:
@@ -498,9 +498,9 @@ class Tiers(CacheObserver):
         with suppress(PagecoreError):  # counted by the host tier
             self.host.publish_spilled()
 
-    def _advance(self) -> None:
+    def _take_ends(self) -> None:
         self._write()
-        self._stores.advance()
+        self._stores.take_ends()
 
     def _require_open(self) -> None:
         if self._is_closed:

@@ -194,5 +194,5 @@ def test_requests_that_are_waited_for_after_a_drain_are_returned_once(world):
         assert request.has_ended
         requests.append(request)
         if len(requests) != 3:
-            w.side.wait_for(request, None, w.side.advance)
+            w.side.wait_for(request, None, w.side.take_ends)
     assert w.side.poll() == [requests[2]]
