@@ -12,6 +12,7 @@ from tests.emulator import (
     test_device_order,
     test_latent_faults,
     test_latent_row_faults,
+    test_merge_faults,
     test_padding_faults,
     test_sealed_faults,
     test_sparse_faults,

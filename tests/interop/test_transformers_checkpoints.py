@@ -48,7 +48,7 @@ def test_worked_example_d11_prompts_with_other_endings_continue_from_a_checkpoin
     expected = [expect(model, each) for each in (first, second, third)]
     cache = make(model)
     assert run(model, first, cache) == expected[0]
-    assert cache.begin(second) == 0  # the first prompt kept a checkpoint after 40 tokens, the second keeps one at 32
+    assert cache.begin(second) == 32  # of 40 tokens: an equal prompt computes its last token, and begins there, too
     assert run(model, second, cache) == expected[1]
     assert cache.begin(third) == 32
     with computed(model) as columns:
@@ -146,7 +146,7 @@ def test_prompts_of_unequal_lengths_continue_from_checkpoints(family):
     mask[1, :16] = 0
     cache = make(model)
     for row, dropped in ((0, 8), (1, 16)):
-        run(model, ids[row : row + 1, dropped:32], cache)
+        run(model, ids[row : row + 1, dropped:33], cache)  # the last token is computed after the checkpoint
     for columns in (40, 38):
         expected = expect(model, ids[:, :columns], mask[:, :columns])
         assert cache.begin(ids[:, :columns], mask[:, :columns]) == 32
