@@ -136,6 +136,24 @@ def test_groups_with_windows_are_timed_too():
     cache.check_invariants()
 
 
+@pytest.mark.parametrize("copies", ["fork", "reorder", "exchange"])
+def test_a_tentative_sequence_that_is_copied_uses_the_blocks_it_began_with(copies):
+    cache = make(num_blocks=13)
+    lives = BlockLives(cache, 1.0)
+    fill(cache, 0)
+    other, parent = cache.add_sequence([1, 2, 3]), cache.add_sequence([0] * 17, tentative=True)
+    advance(cache, [other], 3)
+    assert lives.read()["reuse_gap"].count == 0
+    if copies == "fork":
+        cache.fork(parent)
+    elif copies == "reorder":
+        cache.reorder([other], [parent])
+    else:
+        cache.reorder([other, parent], [parent, other])
+    assert lives.read()["reuse_gap"].count == 4
+    cache.check_invariants()
+
+
 def test_after_closing_nothing_is_counted_and_another_may_start():
     cache = make(num_blocks=9)
     lives = BlockLives(cache, 1.0)

@@ -119,7 +119,7 @@ def fork(CacheState state not None, parent, name):
         child.cross = source.cross
         state.cross.hold(source.cross)
     if state.prefix is not None:
-        state.prefix.count_first(source)
+        state.prefix.count_first(source, source.row)
         hold = source.hold
         state.prefix.inherit(child, child.hold, hold, hold.published, hold.has_duplicates)
     come_alive(state, child, row)

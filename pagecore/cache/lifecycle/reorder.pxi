@@ -56,7 +56,8 @@ def reorder(CacheState state not None, sequences, parents):
         state.states.reorder_raw(Int32s(rows.data(), rows.size()), Int32s(parent_rows.data(), parent_rows.size()))
     if state.prefix is not None:
         for each in heirs:
-            state.prefix.count_first((<Heir>each).parent)
+            # The parent's row may have other blocks by now; those that it began with are in the child's.
+            state.prefix.count_first((<Heir>each).parent, (<Heir>each).child.row)
     for each in heirs:
         (<Heir>each).read_parent()
     for each in heirs:

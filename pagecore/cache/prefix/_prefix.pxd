@@ -77,7 +77,7 @@ cdef class PrefixCache:
     cdef int32_t max_match_length(self, int32_t num_tokens) noexcept
     # Commit: these cannot fail.
     cdef void attach(self, Sequence sequence, int32_t row, NativeMatch& found, bint is_tentative) noexcept
-    cdef void count_first(self, Sequence sequence) noexcept
+    cdef void count_first(self, Sequence sequence, int32_t row) noexcept
     cdef void end_tentative(self, PrefixHold hold) noexcept
     cdef void count(self, PrefixHold hold, int32_t row) noexcept
     cdef int32_t num_initial_blocks(self, PrefixHold hold, int32_t component) noexcept

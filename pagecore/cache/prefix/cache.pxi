@@ -204,13 +204,16 @@ cdef class PrefixCache:
         if not is_tentative:
             self.count(sequence.hold, row)
 
-    cdef void count_first(self, Sequence sequence) noexcept:
-        """Count the prefix of a sequence that was added tentatively, in its first step or before it is copied."""
+    cdef void count_first(self, Sequence sequence, int32_t row) noexcept:
+        """Count the prefix of a sequence that was added tentatively, in its first step or when it is copied.
+
+        `row` is that of the sequence or of a copy.
+        """
         if sequence.hold.is_tentative:
             self.end_tentative(sequence.hold)
             sequence.hold.asked_tokens = sequence.known
             self.tree.native.count_hit(sequence.hold.receipt.native, sequence.hold.hit_blocks)
-            self.count(sequence.hold, sequence.row)
+            self.count(sequence.hold, row)
 
     cdef void end_tentative(self, PrefixHold hold) noexcept:
         self.num_tentative -= hold.is_tentative

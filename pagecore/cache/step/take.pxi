@@ -112,7 +112,7 @@ cdef void count_hits(StepRecord step) noexcept:
         return
     for i in range(step.plan.num_sequences):
         if step.plan.counts[i] > 0:
-            step.state.prefix.count_first(<Sequence>step.plan.sequences[i])
+            step.state.prefix.count_first(<Sequence>step.plan.sequences[i], step.plan.rows[i])
 
 
 cdef bint try_prepare(StepRecord step, bint keeps) except -1:
