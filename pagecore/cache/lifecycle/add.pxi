@@ -94,7 +94,11 @@ def fork(CacheState state not None, parent, name):
     cdef int32_t row
     _guard = Held(state.lock)
     state.begin()
-    require(state, parent, True)
+    source = require(state, parent, True)
+    if state.observer is not None and state.prefix is not None:
+        require_row(state)
+        state.observer.copying([source])
+        require(state, parent, True)
     child = new_sequence(state.new_name(name), NO_IDS)
     state.reserve_name(child)  # until here code of the caller may run
     source = require(state, parent, True)

@@ -27,6 +27,8 @@ def reorder(CacheState state not None, sequences, parents):
         raise ShapeError(f"{len(parents)} parents are given for {len(sequences)} sequences; give one for each")
     _guard = Held(state.lock)
     state.begin()
+    if state.observer is not None and state.prefix is not None:
+        announce_copies(state, sequences, parents)
     sources = []
     for parent in parents:
         sources.append(require(state, parent, True))
@@ -69,6 +71,20 @@ def reorder(CacheState state not None, sequences, parents):
         for each in heirs:
             (<Heir>each).old_hold.receipt.drop(none)
             state.prefix.release_ahead((<Heir>each).old_hold)
+
+
+cdef int announce_copies(CacheState state, list sequences, list parents) except -1:
+    """Report the parents that other sequences become copies of to the observer, which may run code of the caller."""
+    cdef list sources = []
+    cdef list children = require_each(state, sequences, True)
+    for child, parent in zip(children, parents):
+        require(state, parent, True)
+        if child is not parent:
+            sources.append(parent)
+    require_unwritten(children)
+    if sources:
+        state.observer.copying(sources)
+    return 0
 
 
 cdef int require_unwritten(list children) except -1:

@@ -20,6 +20,9 @@ class PrefixObserver(Protocol):
     def adding(self, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> None:
         """Note that a sequence is about to reuse up to `most` tokens of its cached prefix."""
 
+    def copying(self, sequences: list[Sequence]) -> None:
+        """Note that other sequences are about to become copies of these, which may repeat."""
+
     def preparing(self, sequences: list[Sequence], counts: ArrayLike) -> None:
         """Note that a step of these sequences is about to take blocks; may evict what the step will evict."""
 

@@ -47,6 +47,12 @@ class CacheObserver:
             if self.host.num_promoted_tokens > before:
                 self._note_promoted(array[:now], options, now - (self.host.num_promoted_tokens - before))
 
+    def copying(self, sequences: list[Sequence]) -> None:
+        """Count the hits of sequences that are copied before their first step: their copies count none."""
+        for sequence in sequences:
+            if is_new(sequence) and sequence.num_tokens:
+                self._note_first(sequence)
+
     def preparing(self, sequences: list[Sequence], counts: ArrayLike) -> None:
         """Save what a step will evict, if the step has room."""
         if self.write == "on_evict" and not any(shortage(self._parts.state, sequences, counts)):

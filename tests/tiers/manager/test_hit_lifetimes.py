@@ -6,8 +6,9 @@ import sys
 import numpy as np
 import pytest
 
-from pagecore import AttentionSpec, PagedKVCache
+from pagecore import AttentionSpec, InvalidSequence, PagedKVCache
 from pagecore.cache import Sequence, SwapSpace
+from pagecore.cache.prefix.retention import RetentionOptions
 from pagecore.serving import Request, Scheduler
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.manager import observer
@@ -132,6 +133,63 @@ def test_copies_of_a_sequence_that_has_not_run_count_once():
         cache.commit(cache.prepare([sequence, *copies], 1))
         assert tiers.stats().hit_tokens == {"GPU": 0, "CPU": 8}
         assert [cache.hit_tokens(each) for each in copies] == [{"GPU": 8, "CPU": 0}] * 2
+
+
+@pytest.mark.parametrize("copies", ["fork", "reorder"])
+@pytest.mark.parametrize("length", [8, 9])
+def test_a_prefix_that_only_a_copy_computes_after_counts_once(copies, length):
+    cache, tiers = tiered(range(8))
+    with tiers:
+        other = cache.add_sequence([50])
+        template = cache.add_sequence(range(length), tentative=True)
+        if length == 8:
+            cache.truncate([template], [4])
+        reused = template.num_cached_tokens
+        if copies == "fork":
+            other = cache.fork(template)
+        else:
+            cache.reorder([other], [template])
+        expected = {"GPU": reused, "CPU": 0} if copies == "fork" else {"GPU": 0, "CPU": reused}
+        assert tiers.stats().hit_tokens == {"GPU": 0, "CPU": reused}
+        assert cache.hit_tokens(template) == {"GPU": 0, "CPU": reused}
+        assert cache.hit_tokens(other) == expected
+        cache.remove(template)
+        cache.append_tokens([other], [[60]])
+        cache.commit(cache.prepare([other], 1))
+        assert cache.hit_tokens(other) == expected
+        assert tiers.stats().hit_tokens == {"GPU": 0, "CPU": reused}
+        again = computed(cache, range(9))
+        assert cache.hit_tokens(again)["CPU"] == again.num_cached_tokens - reused
+
+
+@pytest.mark.parametrize("copies", ["fork", "reorder"])
+def test_prompts_that_only_copies_compute_are_second_hits(copies):
+    cache, tiers = tiered(write="second_hit")
+    with tiers:
+        for prompt in range(3):
+            other = cache.add_sequence([50])
+            template = cache.add_sequence(range(20))
+            if copies == "fork":
+                other = cache.fork(template)
+            else:
+                cache.reorder([other], [template])
+            cache.remove(template)
+            cache.commit(cache.prepare([other], other.num_tokens - other.num_computed_tokens))
+            tiers.drain()
+            assert tiers.host.match_ids(PROMPT[:20], RetentionOptions(), 20)[1] == (0 if prompt == 0 else 20)
+
+
+def test_a_reorder_that_is_refused_counts_nothing():
+    cache, tiers = tiered(range(8))
+    with tiers:
+        template = cache.add_sequence(range(9), tentative=True)
+        with pytest.raises(InvalidSequence):
+            cache.reorder([template, template], [template, template])
+        removed = cache.add_sequence([50])
+        cache.remove(removed)
+        with pytest.raises(InvalidSequence):
+            cache.reorder([removed], [template])
+        assert tiers.stats().hit_tokens == {"GPU": 0, "CPU": 0}
 
 
 def test_sequences_that_change_places_have_the_media_of_their_parents():
