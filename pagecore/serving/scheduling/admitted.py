@@ -52,9 +52,14 @@ class AdmittedRuns(WaitingRuns):
         """Move a run of the queue, which is pinned or swapped out, to the running runs."""
         held = run.sequence
         is_back = held.is_swapped
-        reuse = self.reuse if is_back else self.reuse.counted(run, self.cache.block_size)
-        # A run that has computed nothing yet reuses what it finds now.
-        num_reused = run.num_reused_tokens if run.hit_tokens else held.num_cached_tokens
+        reuse, query, num_reused = self.reuse, run.query, run.num_reused_tokens
+        if not run.hit_tokens:  # it has computed nothing yet, and reuses what it finds now
+            num_reused = held.num_cached_tokens
+        if not is_back and run.hit_tokens:
+            reuse = reuse.recovered(held.num_cached_tokens)
+        elif not is_back:
+            query = Reuse.of(held, len(run.tokens), self.cache.block_size)
+            reuse = reuse.counted(query, run.query)
         waiting_tokens = self.num_waiting_tokens - run.num_tokens_left
 
         def call() -> None:
@@ -63,7 +68,7 @@ class AdmittedRuns(WaitingRuns):
 
         def record() -> None:
             run.state = State.RUNNING
-            run.num_reused_tokens = num_reused
+            run.num_reused_tokens, run.query = num_reused, query
             self.running[run] = None
             self._leave_queue(run)
             self.reuse = reuse

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from pagecore.cache import Sequence
+    from pagecore.serving.scheduling.reuse import Reuse
 
 __all__ = ["QueueFull", "Request", "RequestError", "Run", "State"]
 
@@ -262,6 +263,7 @@ class Run:
         "parent",
         "pinned_news",
         "prefilling",
+        "query",
         "request",
         "sample",
         "samples",
@@ -295,6 +297,7 @@ class Run:
         self.num_preemptions = 0
         self.num_reused_tokens = 0
         self.hit_tokens: dict[str, int] = {}
+        self.query: Reuse | None = None  # what the admission before its first step added to the statistics
         self.came_late: bool = parent is not None and parent.came_late
         self.displaced: Run | None = None
         self.held: Sequence | None = None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from pagecore.index import check_policy
 
 if TYPE_CHECKING:
-    from pagecore.serving.scheduling.request import Run
+    from pagecore.cache import Sequence
 
 __all__ = ["NO_REUSE", "POLICIES", "Reuse", "cache_options"]
 
@@ -34,8 +35,8 @@ def cache_options(evict: str) -> dict[str, Any]:
 class Reuse:
     """Statistics of the prefix cache over all admissions so far.
 
-    Every request counts once, at its first admission. Tokens that a preempted run finds cached when it returns were
-    mostly computed by itself, and are counted separately.
+    Every request counts once, at the admission before its first step. Tokens that a run finds cached when it returns
+    after a preemption were mostly computed by itself, and are counted separately.
 
     Attributes
     ----------
@@ -72,16 +73,20 @@ class Reuse:
         """Share of the reusable blocks that was reused; 0 if there were none."""
         return self.prefix_hit_blocks / self.prefix_query_blocks if self.prefix_query_blocks else 0.0
 
-    def counted(self, run: Run, block_size: int) -> Reuse:
-        """Return the statistics with the admission of `run`, which was not swapped out and has computed nothing yet."""
-        found = run.sequence.num_cached_tokens
-        if run.num_preemptions:
-            return replace(self, num_recovered_tokens=self.num_recovered_tokens + found)
-        return replace(
-            self,
-            prefix_query_tokens=self.prefix_query_tokens + len(run.tokens),
-            prefix_hit_tokens=self.prefix_hit_tokens + found,
-            prefix_matched_tokens=self.prefix_matched_tokens + run.sequence.num_matched_tokens,
-            prefix_query_blocks=self.prefix_query_blocks + (len(run.tokens) - 1) // block_size,
-            prefix_hit_blocks=self.prefix_hit_blocks + found // block_size,
-        )
+    @classmethod
+    def of(cls, sequence: Sequence, num_tokens: int, block_size: int) -> Reuse:
+        """Return the statistics of one query of some tokens, whose sequence has computed none of them."""
+        found = sequence.num_cached_tokens
+        return cls(num_tokens, found, sequence.num_matched_tokens, (num_tokens - 1) // block_size, found // block_size)
+
+    def counted(self, query: Reuse, earlier: Reuse | None) -> Reuse:
+        """Return the statistics with those of a run in place of earlier ones of the same run, if there are any."""
+        parts = zip(_values(self), _values(query), _values(earlier or Reuse()), strict=True)
+        return Reuse(*(total + new - old for total, new, old in parts))
+
+    def recovered(self, num_tokens: int) -> Reuse:
+        """Return the statistics with cached tokens that a run finds when it is admitted again after its first step."""
+        return replace(self, num_recovered_tokens=self.num_recovered_tokens + num_tokens)
+
+
+_values = attrgetter(*(field.name for field in fields(Reuse)))

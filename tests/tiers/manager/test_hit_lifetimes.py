@@ -2,6 +2,7 @@
 
 import gc
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from pagecore import AttentionSpec, InvalidSequence, PagedKVCache
 from pagecore.cache import Sequence, SwapSpace
 from pagecore.cache.prefix.retention import RetentionOptions
-from pagecore.serving import Request, Scheduler
+from pagecore.serving import Request, Reuse, Scheduler
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.manager import observer
 from pagecore.tiers.manager.tiers import Tiers
@@ -229,6 +230,28 @@ def test_a_run_whose_first_step_was_abandoned_reuses_what_it_finds_later():
         scheduler.preempt_all(swap=False)
         drain(scheduler)
         assert (run.num_reused_tokens, run.hit_tokens) == (0, {"GPU": 0, "CPU": 0})
+
+
+@pytest.mark.parametrize("is_cleared", [False, True])
+def test_a_run_that_is_admitted_again_before_its_first_step_is_one_query(is_cleared):
+    cache = PagedKVCache(FULL, block_size=4, num_blocks=60, max_sequences=4, device="none")
+    kept(cache, range(64))
+    scheduler = Scheduler(cache)
+    run = scheduler.add(Request(0, range(66), 5))
+    for _ in range(2):
+        scheduler.abandon(scheduler.schedule())
+        assert scheduler.reuse.prefix_hit_tokens == run.num_reused_tokens == 64
+        scheduler.preempt_all(swap=False)
+    if is_cleared:
+        cache.clear_prefix_cache()
+    advance(scheduler, 1)
+    expected = Reuse(66, *2 * [0 if is_cleared else 64], 16, 0 if is_cleared else 16)
+    assert scheduler.reuse == expected
+    assert scheduler.reuse.prefix_hit_tokens == run.num_reused_tokens
+    scheduler.preempt_all(swap=False)
+    advance(scheduler, 1)
+    assert scheduler.reuse.num_recovered_tokens == 64
+    assert scheduler.reuse == replace(expected, num_recovered_tokens=64)
 
 
 def test_samples_have_copies_of_the_hits_of_their_first_sample():
