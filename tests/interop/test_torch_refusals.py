@@ -180,6 +180,16 @@ def test_numpy_and_torch_scalars_are_accepted_as_numbers():
         assert torch.equal(interop.paged_attention(*step.attended, **where, **options), expected)
 
 
+@pytest.mark.parametrize("name", ["priority", "rank"])
+@pytest.mark.parametrize("value", [torch.tensor(True), torch.tensor([False])])
+def test_tensors_of_bool_are_no_numbers_of_a_prefix_tree(name, value):
+    tree = pagecore.RadixTree(2, policy=name)
+    for options in ({name: value}, {"time": value}):
+        with pytest.raises(UnsupportedDtype, match="give a number"):
+            tree.insert([1, 2], [9], **options)
+    assert tree.insert([1, 2], [9], **{name: torch.tensor(1.0)}, time=torch.tensor(2)).taken.tolist() == [9]
+
+
 def test_meta_indices_with_host_arrays_raise():
     step = make_step()
     nowhere = step.seq_lens.to("meta")

@@ -77,10 +77,17 @@ cdef list as_list(object values, str name):
     raise ShapeError(f"{name} is {type(values).__name__}; give a list")
 
 
+cdef bint is_bool(object value):
+    """Return True for a bool of Python, and for scalars and arrays of bool."""
+    if isinstance(value, (float, int)):
+        return isinstance(value, bool)
+    return str(getattr(value, "dtype", "")).removeprefix("torch.") == "bool"
+
+
 cdef double as_number(object value, str what) except? -1:
     cdef double number
     # float() also accepts numeric text and bools.
-    if isinstance(value, (str, bytes, bytearray, bool)) or getattr(value, "dtype", None) == bool:
+    if isinstance(value, (str, bytes, bytearray)) or is_bool(value):
         raise UnsupportedDtype(f"{what} is {shown(value)}; give a number")
     try:
         number = float(value)
