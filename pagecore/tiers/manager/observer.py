@@ -182,9 +182,11 @@ def _num_origins(parts: CacheParts, host: HostTier) -> int:
     A group with a window has few blocks of a long prefix.
     """
     tables = parts.state.tables
-    if not host.num_groups:
-        return max(host.num_blocks[0] * BLOCKS_PER_STATE, tables.max_blocks_per_sequence)
-    return max(*host.num_blocks, *(pool.num_blocks for pool in tables.pools), tables.max_blocks_per_sequence) + 1
+    if host.num_groups:
+        most = max(*host.num_blocks, *(pool.num_blocks for pool in tables.pools))
+    else:
+        most = host.num_blocks[0] * BLOCKS_PER_STATE
+    return max(most, tables.max_blocks_per_sequence) + 1  # block 0 is unused
 
 
 def _by_medium(counts: NDArray[np.int64], names: tuple[str, ...]) -> dict[str, int]:

@@ -154,3 +154,16 @@ def test_sizes_follow_slots_ratio_or_memory(options, slots):
 def test_sizes_that_do_not_fit_are_refused(options, error, words):
     with pytest.raises(error, match=words):
         HostTier(make(), **options)
+
+
+def test_second_hits_reach_to_the_end_of_the_longest_prompt():
+    length = 4096
+    cache = PagedKVCache(
+        STATE, num_states=6, block_size=4, max_sequences=1, max_tokens_per_sequence=length, device="none"
+    )
+    with Tiers(cache, HostTier(cache, num_states=2, huge_pages=False), write="second_hit") as tiers:
+        for _ in range(2):
+            with cache.add_sequence(range(length)) as sequence:
+                cache.commit(cache.prepare([sequence], length - sequence.num_cached_tokens))
+        tiers.drain()
+        assert tiers.host.match(range(length + 1)) == length
