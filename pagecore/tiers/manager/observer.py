@@ -17,7 +17,7 @@ from pagecore.tiers.host.methods.records import Backup
 from pagecore.tiers.host.operations._operations import count_once, is_new, newly_run, options_of, origin_of
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.manager.arguments import Write
-from pagecore.tiers.manager.origins import DEVICE, HOST, Origins, Reused
+from pagecore.tiers.manager.origins import DEVICE, HOST, Origins, PrefixMedia
 from pagecore.tiers.manager.second_hit import SecondHits
 from pagecore.tiers.manager.stores import StoreSide
 
@@ -102,7 +102,7 @@ class CacheObserver:
         """Return the reused tokens of a sequence by the medium that had them."""
         reused = self._reused(sequence) if is_new(sequence) else origin_of(sequence)
         if reused is None:
-            reused = Reused(np.empty(0, np.int64), self._stores.media)
+            reused = PrefixMedia(np.empty(0, np.int64), self._stores.media)
         return _by_medium(reused.counts(sequence.num_cached_tokens, self._parts.block_size), reused.names)
 
     def match_ids(self, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> int:
@@ -166,10 +166,10 @@ class CacheObserver:
         self._stores.loaded.forget(ids, options)
         self._promoted.note(ids, options, start, media[start // self._parts.block_size :])
 
-    def _reused(self, sequence: Sequence) -> Reused:
+    def _reused(self, sequence: Sequence) -> PrefixMedia:
         """Return the media of the tokens that a sequence reuses, before its first step."""
         tokens = sequence.tokens[: sequence.num_cached_tokens]
-        return Reused(self._promoted.media_of(tokens, options_of(sequence)), self._stores.media)
+        return PrefixMedia(self._promoted.media_of(tokens, options_of(sequence)), self._stores.media)
 
     def _hits_by_medium(self) -> dict[str, int]:
         """Return the reused tokens of all sequences by medium."""

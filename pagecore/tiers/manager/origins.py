@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pagecore.index import BlockPool, RadixTree
 from pagecore.tiers.manager.port import Spans
 
-__all__ = ["DEVICE", "HOST", "Origins", "PrefixIndex", "Reused"]
+__all__ = ["DEVICE", "HOST", "Origins", "PrefixIndex", "PrefixMedia"]
 
 # Indices of the first two media.
 DEVICE, HOST = 0, 1
@@ -109,7 +109,7 @@ class Origins:
             self._media[self._prefixes.blocks(ids, options)[start // self._prefixes.block_size :]] = DEVICE
 
 
-class Reused(NamedTuple):
+class PrefixMedia(NamedTuple):
     """The medium of each whole block of a prefix that a sequence reuses, and the names of the media."""
 
     media: NDArray[np.int64]
