@@ -44,9 +44,9 @@ class PrefixMethods(PartsOwner):
             "GPU" for tokens of this cache, whatever its device; with `Tiers` also "CPU" for those that were copied from
             host memory, and the media of stores, "DISK" or "EXTERNAL", for those that a request had loaded. The values
             add up to `Sequence.num_cached_tokens`. Of several sequences that reuse what was copied once, the first one
-            to run has the tokens of the farther medium, and the others find them on the device. The copies of a fork
-            count as "GPU"; `reorder` copies the media of the parent. Tokens that a truncation leaves of a block keep
-            its medium after the first step; before it, they count as "GPU".
+            to run or to be copied has the tokens of the farther medium, and the others find them on the device. The
+            copies of a fork count as "GPU"; `reorder` copies the media of the parent. Tokens that a truncation leaves
+            of a block keep its medium after the first step; before it, they count as "GPU".
 
         Raises
         ------

@@ -25,7 +25,7 @@ class SecondHits:
         self._limits: dict[Sequence, tuple[int, int]] = {}
 
     def note(self, sequence: Sequence) -> None:
-        """Note the prompt of a sequence, in its first step."""
+        """Note the prompt of a sequence, in its first step or before it is copied."""
         ids, options = sequence.tokens, options_of(sequence)
         known = self._once.match(ids, options)
         if known:

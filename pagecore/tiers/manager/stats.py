@@ -43,7 +43,7 @@ class TierStats:
     hit_tokens : dict
         Tokens of prompts that were reused, by medium: "GPU" for the blocks of the cache, whatever its device; "CPU" for
         tokens that were promoted and had not just been loaded; "DISK" and "EXTERNAL" for tokens that requests loaded.
-        Each sequence counts once, in its first step.
+        Each sequence counts once, in its first step or when it is copied before it.
     host : HostStats
     requests : RequestStats
     """
