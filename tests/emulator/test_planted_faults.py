@@ -199,6 +199,7 @@ def test_every_marker_is_of_a_fault_that_is_planted():
         test_sparse_faults.FAULTS,
         test_state_faults.STATE_FAULTS,
         test_tree_faults.FAULTS,
+        test_merge_faults.FAULTS,
         test_sealed_faults.SEAL_FAULTS,
         test_sealed_faults.RESTORE_FAULTS,
         test_sealed_faults.SEALED_FAULTS,
