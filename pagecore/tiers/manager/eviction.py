@@ -1,4 +1,4 @@
-"""What tiers evict, clear and revoke: prefixes in the device, the host and the stores together."""
+"""Calls of `Tiers` that evict, clear and revoke prefixes: in the device, the host and the stores together."""
 
 from __future__ import annotations
 
