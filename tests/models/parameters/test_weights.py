@@ -282,9 +282,7 @@ _NONE, _FP8, _NVFP4 = ({"quant_algo": each} for each in (None, "FP8", "NVFP4"))
 @pytest.mark.parametrize("method", ["modelopt", "modelopt_mixed"])
 def test_experts_of_a_layer_with_other_formats_are_refused(experts, method):
     quantised = {"quant_method": method, "quant_algo": "MIXED_PRECISION", "quantized_layers": experts}
-    with pytest.raises(
-        UnsupportedOption, match=r"quantized_layers has other options for .*; pass weights= one of"
-    ):
+    with pytest.raises(UnsupportedOption, match=r"quantized_layers has other options for .*; pass weights= one of"):
         weight_format(SMALL | {"quantization_config": quantised})
 
 
