@@ -13,14 +13,12 @@ import numpy as np
 import pytest
 
 import pagecore
-from pagecore import SealedBlocks, errors
-from pagecore.ops import paged_attention, plan_attention
-from tests.cuda.attention_cases import BF16, LIMITS, OPTIONS
+from tests.cuda.attention_cases import BF16, OPTIONS
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
+from tests.cuda.sealed_calls import check, expect, plan_of, run
 from tests.ops.cases import DTYPES, LAYOUTS, Shape, assert_lse_close, assert_output_close, random_mask
 from tests.ops.sealed_cases import SealedCase, keep_sealed, make_sealed_case
-from tests.reference import attention as reference
 from tests.thinning import in_turn
 
 LENS: dict[str, dict[str, Any]] = {
@@ -28,81 +26,6 @@ LENS: dict[str, dict[str, Any]] = {
     "decode": {"seq_lens": (150, 1, 17, 0, 64, 16, 33)},
 }
 HEADS = (8, 2)
-
-
-def run(cuda: Kit, case: SealedCase, *, on_host: tuple[str, ...] = (), **more: Any) -> tuple[Any, Any]:
-    """Call paged_attention into a poisoned output; return output and lse on the host."""
-    plain = case.plain
-    names = ("query", "key_cache", "value_cache", "block_table", "seq_lens")
-    arguments: dict[str, Any] = dict(zip(names, plain.arrays, strict=True)) | plain.options | more
-    planes = dict(zip(SealedBlocks._fields, case.sealed, strict=True))
-    for given in (arguments, planes):
-        for name, value in given.items():
-            if isinstance(value, np.ndarray) and name not in on_host:
-                given[name] = cuda.put(value.view(np.int64) if value.dtype == np.uint64 else value)
-    out = cuda.empty((*plain.query.shape[:2], case.value_numbers.shape[3]), str(plain.query.dtype))
-    _, lse = paged_attention(**arguments, sealed=SealedBlocks(**planes), out=out, return_lse=True)
-    return cuda.get(out), cuda.get(lse)
-
-
-def expect(case: SealedCase, **more: Any) -> tuple[Any, Any]:
-    query, _, _, table, lens = case.plain.arrays
-    arrays = (query, case.key_numbers, case.value_numbers, table, lens)
-    return reference.paged_attention(*arrays, **case.plain.options, **more)
-
-
-def expect_of_kernels(case: SealedCase, *, batch_invariant: bool = False) -> tuple[Any, Any]:
-    """Return what the kernels of a call without a selection compute: prefill_sealed rounds the numbers first.
-
-    It serves sequences with more than 16 packed rows, and all sequences of a batch-invariant call.
-    """
-    query, key_cache = case.plain.query, case.plain.key_cache
-    expected = expect(case)
-    if not has_matrix_prompts(case):
-        return expected
-    numbers = (each.astype(query.dtype) for each in (case.key_numbers, case.value_numbers))
-    rounded = expect(replace(case, key_numbers=next(numbers), value_numbers=next(numbers)))
-    cu = case.plain.options.get("cu_query_lens", np.arange(len(case.plain.seq_lens) + 1))
-    sizes = np.diff(cu)
-    is_prompt = np.zeros(len(query), bool)
-    is_prompt[: cu[-1]] = np.repeat((sizes * (query.shape[1] // key_cache.shape[2]) > 16) | batch_invariant, sizes)
-    out, lse = (
-        np.where(is_prompt.reshape(-1, *[1] * (one.ndim - 1)), one, other)
-        for one, other in zip(rounded, expected, strict=True)
-    )
-    return out, lse
-
-
-def has_matrix_prompts(case: SealedCase) -> bool:
-    """Return True if matrix instructions serve the prompts of a case, whose rows are aligned."""
-    query, (size, _, dim), sealed = case.plain.query, case.plain.key_cache.shape[1:], case.sealed
-    dims, group = (dim, case.plain.value_cache.shape[3]), size // sealed.key_scale.shape[2]
-    return (
-        query.dtype != np.float32
-        and query.dtype == case.plain.key_cache.dtype
-        and max(dims) <= 256
-        and not any(each % 8 for each in dims)
-        and size % 16 == group % 16 == 0
-        and (query.dtype != np.float16 or sealed.key_scale.dtype == sealed.value_scale.dtype == np.float16)
-    )
-
-
-def check(cuda: Kit, case: SealedCase, *, planned: dict[str, Any] | None = None, **more: Any) -> None:
-    if planned is not None:
-        more["plan"] = plan_of(cuda, case, **planned)
-    out, lse = run(cuda, case, **more)
-    expected = expect_of_kernels(case, batch_invariant=bool(planned and planned.get("batch_invariant")))
-    assert_output_close(out, expected[0])
-    assert_lse_close(lse, expected[1], str(case.plain.query.dtype))
-
-
-def plan_of(cuda: Kit, case: SealedCase, **more: Any) -> Any:
-    plain = case.plain
-    heads = {"num_query_heads": plain.query.shape[1], "num_kv_heads": plain.key_cache.shape[2]}
-    kinds = {name: plain.options[name] for name in LIMITS if name in plain.options}
-    return plan_attention(
-        plain.options.get("cu_query_lens"), plain.seq_lens, device=cuda.device, **heads, **kinds, **more
-    )
 
 
 DIMS = [(64, 64), (128, 128), (96, 192), (256, 256), (16, 80)]
@@ -440,89 +363,3 @@ def test_a_row_of_a_batch_invariant_call_has_the_same_bits_alone_and_split(cuda)
     case = make_sealed_case(shape)
     outs = [run(cuda, case, plan=plan_of(cuda, case, batch_invariant=True, num_workers=n))[0] for n in (1, 12)]
     np.testing.assert_array_equal(*outs)
-
-
-@pytest.mark.parametrize("on_host", [("seq_lens",), ("lens", "seq_lens", "block_table"), ("block_table",), ("lens",)])
-def test_indices_on_the_host_and_on_the_device(cuda, on_host):
-    check(cuda, make_sealed_case(Shape(heads=HEADS, **LENS["decode"])), on_host=on_host)
-
-
-def test_contents_of_device_arrays_that_are_wrong_read_nothing_outside(cuda):
-    """Lengths are cut to whole blocks of the sequence, blocks outside become block 0: the emulator checks the reads."""
-    for shape in (
-        Shape(heads=HEADS, seq_lens=(90, 40)),
-        Shape(heads=HEADS, seq_lens=(90, 40), query_lens=(30, 5), **BF16),
-    ):
-        case = make_sealed_case(shape)
-        right = case.sealed
-        case.sealed = right._replace(lens=right.lens + np.array([7, 0], right.lens.dtype))
-        check(cuda, case)  # rounded down
-        for lens in ([2**31 - 1, -5], [10**6, 16]):
-            case.sealed = right._replace(lens=np.array(lens, np.int32))
-            run(cuda, case)
-        for block in (-1, 10**6, len(right.key)):
-            case.sealed = right._replace(block_table=np.full_like(right.block_table, block))
-            run(cuda, case)
-
-
-def test_selected_blocks_and_their_numbers_that_are_wrong_read_nothing_outside(cuda):
-    case = make_sealed_case(Shape((150, 90), (4, 1), heads=(4, 1), **BF16), (4, 2), (16, 16))
-    for lists, counts in (
-        ([[0, 5, 10**6], [1, 2, 2**31 - 1]], [3, 3]),
-        ([[0, 2, 5], [0, 1, 2]], [2**31 - 1, -5]),
-        ([[8, 2, 1], [4, 4, 4]], [3, 3]),
-    ):
-        run(cuda, case, blocks=np.array(lists, np.int32)[:, None], block_counts=np.array(counts, np.int32)[:, None])
-
-
-REFUSALS: list[tuple[dict[str, Any], Any, str]] = [
-    ({"lens": [30, 32]}, errors.ShapeError, "lens.0. is 30; .*multiple of .*32"),
-    ({"lens": [96, 32]}, errors.ShapeError, "lens.0. is 96 .*70"),
-    ({"block_table": [[1, 9], [3, 3]]}, errors.InvalidBlock, r"sealed block_table.0, 1. is 9"),
-    ({"block_table": [[1], [3]]}, errors.ShapeError, "too narrow"),
-]
-
-
-def refused_call(cuda: Kit) -> tuple[list[Any], SealedBlocks]:
-    arrays = [np.zeros((2, 4, 64), np.float32), *(np.zeros((4, 32, 2, 64), np.float32) for _ in range(2))]
-    planes = [np.zeros(shape, np.int32) for shape in ((6, 2, 4, 64), (6, 32, 2, 8))]
-    planes += [np.zeros(shape, np.float32) for shape in ((6, 2, 1, 2, 64), (6, 32, 2, 2, 2))]
-    return [cuda.put(each) for each in arrays], SealedBlocks(*map(cuda.put, planes), [[1, 2], [3, 4]], [64, 32])
-
-
-@pytest.mark.parametrize(("change", "error", "message"), REFUSALS)
-def test_what_the_host_refuses_is_refused_if_indices_are_there(cuda, change, error, message):
-    arrays, sealed = refused_call(cuda)
-    with pytest.raises(error, match=message):
-        paged_attention(*arrays, [[1, 2, 3], [1, 2, 3]], [70, 33], sealed=sealed._replace(**change))
-
-
-@pytest.mark.parametrize(("change", "error", "message"), REFUSALS)
-def test_what_the_host_refuses_is_refused_under_debug(cuda, change, error, message):
-    arrays, sealed = refused_call(cuda)
-    table, lens = cuda.put(np.array([[1, 2, 3], [1, 2, 3]])), cuda.put(np.array([70, 33]))
-    there = {name: cuda.put(np.array(value)) for name, value in change.items()}
-    pagecore.debug(True)
-    try:
-        with pytest.raises(error, match=message):
-            paged_attention(*arrays, table, lens, sealed=sealed._replace(**there))
-        paged_attention(*arrays, table, lens, sealed=sealed)
-    finally:
-        pagecore.debug(None)
-
-
-@pytest.mark.parametrize("lens", [[30, 32], [-32, 0], [96, 32]])
-def test_lengths_on_the_host_are_checked_without_the_others(cuda, lens):
-    arrays, sealed = refused_call(cuda)
-    table, seq_lens = cuda.put(np.array([[1, 2, 3], [1, 2, 3]])), cuda.put(np.array([70, 33]))
-    with pytest.raises(errors.ShapeError, match=r"sealed lens.0. is .*at most 64"):
-        paged_attention(*arrays, table, seq_lens, sealed=sealed._replace(lens=lens))
-
-
-def test_planes_on_the_host_are_refused(cuda):
-    arrays, sealed = refused_call(cuda)
-    with pytest.raises(errors.DeviceError, match="sealed key_scale is on cpu"):
-        paged_attention(
-            *arrays, [[1, 2, 3], [1, 2, 3]], [70, 33],
-            sealed=sealed._replace(key_scale=np.zeros((6, 2, 1, 2, 64), np.float32)),
-        )  # fmt: skip

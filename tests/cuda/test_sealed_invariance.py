@@ -10,7 +10,7 @@ import pytest
 from tests.cuda.attention_cases import BF16, F16
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
-from tests.cuda.test_sealed import check, plan_of, run
+from tests.cuda.sealed_calls import check, plan_of, run
 from tests.ops.cases import Shape
 from tests.ops.sealed_cases import SealedCase, keep_sealed, make_sealed_case, sealed_among, sealed_chunks
 

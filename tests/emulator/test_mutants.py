@@ -13,8 +13,8 @@ from pagecore.ops.cuda.attention.variants import use_prefill_variant
 from tests.cuda.attention_cases import BF16, DeviceCase, check
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import FULL
+from tests.cuda.sealed_calls import check as check_sealed
 from tests.cuda.test_latent_attention import check as check_latent
-from tests.cuda.test_sealed import check as check_sealed
 from tests.cuda.test_stored import check as check_stored
 from tests.emulator import test_sparse_faults
 from tests.emulator.mutants import survivors
