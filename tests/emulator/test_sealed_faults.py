@@ -10,7 +10,7 @@ import pytest
 
 from pagecore import SealedBlocks
 from pagecore.arrays.cuda.current import use_runtime
-from tests.cuda import test_quantize, test_seal, test_sealed
+from tests.cuda import sealed_calls, test_quantize, test_seal, test_sealed, test_sealed_inputs
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
 from tests.emulator.build import SOURCES
@@ -111,18 +111,18 @@ def run_sealed(*where: Path) -> None:
     runtime = EmulatedRuntime(*where)
     shape = Shape((70, 33), (7, 1), heads=(4, 2), dims=(80, 96), cache_dtype="bfloat16", layout="padded")
     with use_runtime(runtime):
-        test_sealed.check(Kit(runtime), make_sealed_case(shape))
-        test_sealed.check(Kit(runtime), make_sealed_case(replace(shape, dims=(64, 64), query_lens=None), (2, 2)))
-        test_sealed.test_contents_of_device_arrays_that_are_wrong_read_nothing_outside(Kit(runtime))
+        sealed_calls.check(Kit(runtime), make_sealed_case(shape))
+        sealed_calls.check(Kit(runtime), make_sealed_case(replace(shape, dims=(64, 64), query_lens=None), (2, 2)))
+        test_sealed_inputs.test_contents_of_device_arrays_that_are_wrong_read_nothing_outside(Kit(runtime))
         test_sealed.test_nan_reaches_only_the_rows_that_attend_to_it(Kit(runtime), 4)
         matrix = Shape((70, 33, 90), (4, 1, 2), heads=(4, 1), query_dtype="bfloat16", cache_dtype="bfloat16")
         for queries in (matrix.query_lens, None):
-            test_sealed.check(Kit(runtime), make_sealed_case(replace(matrix, query_lens=queries), window=37))
+            sealed_calls.check(Kit(runtime), make_sealed_case(replace(matrix, query_lens=queries), window=37))
         padded = replace(matrix, dims=(80, 80))
-        test_sealed.check(Kit(runtime), in_last_blocks(make_sealed_case(padded, (4, 2), (16, 16))))
+        sealed_calls.check(Kit(runtime), in_last_blocks(make_sealed_case(padded, (4, 2), (16, 16))))
         windowed = make_sealed_case(padded, (2, 4), (16, 16), window=40)
         windowed.sealed.value_scale[windowed.sealed.block_table[0, 1], 12] = np.nan  # two of four queries attend to it
-        test_sealed.run(Kit(runtime), windowed)
+        sealed_calls.run(Kit(runtime), windowed)
         test_sealed.test_blocks_selected_for_matrix_instructions(Kit(runtime), (48, 64), (2, 4), 32)
         runtime.finish()
 
@@ -144,12 +144,12 @@ def run_prompts(*where: Path) -> None:
     runtime = EmulatedRuntime(*where)
     shape = Shape((150, 70), (33, 7), heads=(4, 1), query_dtype="bfloat16", cache_dtype="bfloat16")
     with use_runtime(runtime):
-        test_sealed.check(Kit(runtime), in_last_blocks(make_sealed_case(shape, window=50)))
+        sealed_calls.check(Kit(runtime), in_last_blocks(make_sealed_case(shape, window=50)))
         single = make_sealed_case(replace(shape, query_lens=None), window=80)
         single.sealed.value_scale[single.sealed.block_table[0, 4], 5] = (
             np.nan
         )  # of token 69, the last before the window
-        test_sealed.check(Kit(runtime), single, planned={"batch_invariant": True})
+        sealed_calls.check(Kit(runtime), single, planned={"batch_invariant": True})
         test_sealed.test_nan_in_a_sealed_block_reaches_only_the_rows_of_a_prompt_that_attend_to_it(Kit(runtime), 4)
         runtime.finish()
 
@@ -160,7 +160,7 @@ def run_padded(*where: Path) -> None:
     shape = Shape((150, 70), (33, 7), heads=(4, 1), dims=(80, 80), query_dtype="bfloat16", cache_dtype="bfloat16")
     with use_runtime(runtime):
         for bits in ((2, 2), (4, 2)):
-            test_sealed.check(Kit(runtime), in_last_blocks(make_sealed_case(shape, bits, (16, 16), window=50)))
+            sealed_calls.check(Kit(runtime), in_last_blocks(make_sealed_case(shape, bits, (16, 16), window=50)))
         runtime.finish()
 
 
@@ -169,7 +169,7 @@ def run_in_place(*where: Path) -> None:
     runtime = EmulatedRuntime(*where)
     shape = Shape((80,), (33,), heads=(4, 1), dims=(256, 256), query_dtype="bfloat16", cache_dtype="bfloat16")
     with use_runtime(runtime):
-        test_sealed.check(Kit(runtime), keep_sealed(make_sealed_case(shape, (4, 2)), 0, 48))
+        sealed_calls.check(Kit(runtime), keep_sealed(make_sealed_case(shape, (4, 2)), 0, 48))
         runtime.finish()
 
 
