@@ -12,6 +12,7 @@ from pagecore.ops.attention._attention import (
 from pagecore.ops.codecs._codecs import (
     dequantize,
     dequantize_state,
+    hadamard,
     quantize,
     quantize_state,
     seal_kv,
@@ -41,6 +42,7 @@ __all__ = [
     "dequantize_state",
     "gather_blocks",
     "gather_latent",
+    "hadamard",
     "index_scores",
     "latent_attention",
     "merge_attention",

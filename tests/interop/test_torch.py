@@ -74,6 +74,21 @@ def test_merge_attention_passes_opcheck(dtype):
 
 
 @EVERY_DTYPE
+def test_hadamard_passes_opcheck(dtype):
+    rows = torch.randn(5, HEADS, 96).to(getattr(torch, dtype))
+    for x in (rows, rows[:, ::2], rows[0, 0]):
+        opcheck(torch.ops.pagecore.hadamard.default, dtype, (x,))
+
+
+@EVERY_DTYPE
+def test_hadamard_equals_pagecore_hadamard_and_is_compiled(dtype):
+    rows = torch.randn(5, HEADS, 96).to(getattr(torch, dtype))
+    expected = ops.hadamard(rows)
+    assert torch.equal(interop.hadamard(rows), expected)
+    assert torch.equal(torch.compile(interop.hadamard, fullgraph=True, backend="aot_eager")(rows), expected)
+
+
+@EVERY_DTYPE
 def test_merge_attention_parts_passes_opcheck(dtype):
     outs = torch.randn(5, 3, HEADS, DIM).to(getattr(torch, dtype))
     lses = torch.randn(5, 3, HEADS)

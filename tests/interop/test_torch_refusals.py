@@ -109,6 +109,7 @@ def test_arrays_of_other_types_raise_and_the_message_says_what_to_pass():
             step.query, pagecore.as_tensor(step.key_cache), *step.attended[2:]
         ),
         "mask is a list": lambda: interop.merge_attention(step.query, step.query, step.query, step.query, mask=[True]),
+        "x is a list": lambda: interop.hadamard([]),
         "outs is a list": lambda: interop.merge_attention_parts([], step.query),
         "cu_parts is a list": lambda: interop.merge_attention_parts(step.query, step.query, [0, 1]),
         "lse_a is a tuple": lambda: interop.merge_attention(step.query, (), step.query, ()),

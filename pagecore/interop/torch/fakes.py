@@ -72,6 +72,13 @@ def _merge_attention_parts(outs: Any, lses: Any, cu_parts: Any = None) -> Any:
     return outs.new_empty((num_tokens, heads, dim)), lses.new_empty((num_tokens, heads))
 
 
+def _hadamard(x: Any) -> Any:
+    if x.ndim == 0:
+        raise ShapeError("x has no axes; it must be [..., D]")
+    _check_traced(("x", x, x.ndim))
+    return x.new_empty(x.shape)
+
+
 def _seal_kv(key_cache: Any, value_cache: Any, *arrays: Any) -> None:
     *planes, pairs = arrays
     _check_traced(("key_cache", key_cache, 4), ("value_cache", value_cache, 4))
@@ -155,6 +162,7 @@ FAKES: dict[str, Callable[..., Any]] = {
     "paged_attention_out": _paged_attention_out,
     "merge_attention": _merge_attention,
     "merge_attention_parts": _merge_attention_parts,
+    "hadamard": _hadamard,
     "seal_kv": _seal_kv,
     "unseal_kv": _unseal_kv,
     "copy_blocks": _copy_blocks,

@@ -80,6 +80,10 @@ def _merge_attention_parts(outs: Any, lses: Any, cu_parts: Any = None) -> Any:
     return ops.merge_attention_parts(outs, lses, cu_parts)
 
 
+def _hadamard(x: Any) -> Any:
+    return ops.hadamard(x)
+
+
 def _seal_kv(key_cache: Any, value_cache: Any, *arrays: Any) -> None:
     *planes, pairs = arrays
     ops.seal_kv(key_cache, value_cache, ops.SealedBlocks(*planes), pairs)
@@ -102,6 +106,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "paged_attention_out": _paged_attention_out,
     "merge_attention": _merge_attention,
     "merge_attention_parts": _merge_attention_parts,
+    "hadamard": _hadamard,
     "seal_kv": _seal_kv,
     "unseal_kv": _unseal_kv,
     "copy_blocks": _copy_blocks,

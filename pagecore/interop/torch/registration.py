@@ -46,6 +46,7 @@ _SCHEMAS = {
         "(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, *, Tensor? mask=None) -> (Tensor, Tensor)"
     ),
     "merge_attention_parts": "(Tensor outs, Tensor lses, Tensor? cu_parts=None) -> (Tensor, Tensor)",
+    "hadamard": "(Tensor x) -> Tensor",
     "seal_kv": f"({_SEAL}) -> ()",
     "unseal_kv": f"({_UNSEAL}) -> ()",
     "copy_blocks": "(Tensor(a!)[] caches, Tensor pairs, *, bool independent=False) -> ()",
@@ -75,6 +76,7 @@ paged_attention_lse = torch.ops.pagecore.paged_attention_lse.default
 paged_attention_out = torch.ops.pagecore.paged_attention_out.default
 merge_attention = torch.ops.pagecore.merge_attention.default
 merge_attention_parts = torch.ops.pagecore.merge_attention_parts.default
+hadamard = torch.ops.pagecore.hadamard.default
 seal_kv = torch.ops.pagecore.seal_kv.default
 unseal_kv = torch.ops.pagecore.unseal_kv.default
 copy_blocks = torch.ops.pagecore.copy_blocks.default

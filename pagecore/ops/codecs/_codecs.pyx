@@ -1,4 +1,4 @@
-"""Conversion between numbers and stored formats: arrays, blocks, and states at rest."""
+"""Conversion between numbers and stored formats: arrays, blocks, and states at rest; rotations of rows."""
 
 include "conversions.pxi"
 include "device_codec.pxi"
@@ -8,3 +8,4 @@ include "quantize.pxi"
 include "seal.pxi"
 include "state_codec.pxi"
 include "transfer.pxi"
+include "hadamard.pxi"

@@ -21,6 +21,7 @@ from pagecore.ops.cpu.latent.latent cimport (
 )
 from pagecore.ops.cpu.moves.slot_moves cimport BoundedKeys
 from pagecore.ops.cpu.sparse.select cimport ScoreArgs, ScoreBatch, SelectArgs, SummaryArgs
+from pagecore.ops.hadamard_rows cimport HadamardRows
 from pagecore.ops.planning._plan cimport AttentionPlan
 from pagecore.ops.sealed_plane cimport SealArgs
 from pagecore.ops.state_plane cimport StatePlane
@@ -35,6 +36,9 @@ cdef int write_kv(const WriteArgs& args) except -1
 # Fills the codes, or the numbers, of all rows.
 cdef int quantize(const Codec& codec) except -1
 cdef int dequantize(const Codec& codec) except -1
+
+# Transforms all rows.
+cdef int hadamard(const HadamardRows& rows) except -1
 
 # Fills the codes and scales of groups, or with `restores` the numbers.
 cdef int convert_affine(const AffineCodes& codes, bint restores) except -1

@@ -44,6 +44,7 @@ from pagecore.ops.cpu.codecs.conversions cimport (
     run_convert_blocks,
     run_convert_latent_rows,
 )
+from pagecore.ops.cpu.codecs.hadamard cimport run_hadamard
 from pagecore.ops.cpu.codecs.seal cimport run_check_sealed_pairs, run_seal_blocks, run_unseal_blocks
 from pagecore.ops.cpu.codecs.state_codec cimport run_dequantize_states, run_quantize_states
 from pagecore.ops.cpu.latent.latent cimport (
@@ -160,6 +161,13 @@ cdef int dequantize(const Codec& codec) except -1:
     cdef int64_t num_threads = threads_of_a_call()
     with nogil:
         run_dequantize(codec, num_threads)
+    return 0
+
+
+cdef int hadamard(const HadamardRows& rows) except -1:
+    cdef int64_t num_threads = threads_of_a_call()
+    with nogil:
+        run_hadamard(rows, num_threads)
     return 0
 
 

@@ -9,6 +9,7 @@
 #include "pagecore/ops/cpu/codec.hpp"
 #include "pagecore/ops/cpu/moves.hpp"
 #include "pagecore/ops/cpu/select_args.hpp"
+#include "pagecore/ops/hadamard_rows.hpp"
 
 namespace pagecore::cpu {
 
@@ -168,6 +169,8 @@ struct KernelTable {
   // Rows [begin, end) to codes and scales, and back.
   void (*quantize)(const Codec&, int64_t begin, int64_t end);
   void (*dequantize)(const Codec&, int64_t begin, int64_t end);
+  // Rows [begin, end), where row i is inner row i % inner of outer row i / inner.
+  void (*hadamard)(const HadamardRows&, int64_t begin, int64_t end);
   // The caller has checked all source and target indices; source and target must not overlap.
   void (*move)(const Move&, const CopyRun* runs, int64_t num_runs);
   // `rows` is scratch for 2 * queries of a group * padded(dim) numbers.

@@ -8,6 +8,7 @@
 #include "pagecore/ops/cpu/kernels/merge.hpp"
 #include "pagecore/ops/cpu/kernels/merge_many.hpp"
 #include "pagecore/ops/cpu/kernels/rows/codec.hpp"
+#include "pagecore/ops/cpu/kernels/rows/hadamard.hpp"
 #include "pagecore/ops/cpu/kernels/rows/move.hpp"
 #include "pagecore/ops/cpu/kernels/rows/write.hpp"
 #include "pagecore/ops/cpu/kernels/select.hpp"
@@ -18,19 +19,19 @@ namespace pagecore::cpu::PC_ISA {
 #if defined(PC_AMX)
 // Tiles are for attention. Null kernels are those of v4_bf16, whose flags are the same: see dispatch.cpp.
 const KernelTable kTable = {
-    attend_item, merge_splits, clear_rows, nullptr, nullptr, nullptr,
+    attend_item, merge_splits, clear_rows, nullptr, nullptr, nullptr,         nullptr,
     nullptr,     nullptr,      nullptr,    nullptr, nullptr, &kLatentKernels,
 };
 #else
 const KernelTable kTable = {
-    attend_item,   merge_splits,    clear_rows, merge, merge_many, write,
-    quantize_rows, dequantize_rows, move_runs,  score, summarise,  &kLatentKernels,
+    attend_item,     merge_splits,   clear_rows, merge, merge_many, write,           quantize_rows,
+    dequantize_rows, transform_rows, move_runs,  score, summarise,  &kLatentKernels,
 };
 #if defined(__AVX512BF16__)
 // Without latent kernels, which multiply pairs.
 const KernelTable kTableWithoutPairs = {
-    attend_without_pairs, merge_splits,    clear_rows, merge, merge_many, write,
-    quantize_rows,        dequantize_rows, move_runs,  score, summarise,  nullptr,
+    attend_without_pairs, merge_splits,   clear_rows, merge, merge_many, write,   quantize_rows,
+    dequantize_rows,      transform_rows, move_runs,  score, summarise,  nullptr,
 };
 #endif
 #endif

@@ -9,6 +9,7 @@ from pagecore.ops.args cimport Cache, Indices
 from pagecore.ops.arguments._arguments cimport Place
 from pagecore.ops.cuda.latent._latent cimport LatentPlaneArgs, LatentPlaneSizes
 from pagecore.ops.cuda.launch cimport Grid
+from pagecore.ops.hadamard_rows cimport HadamardRows
 from pagecore.ops.sealed_plane cimport SealArgs
 from pagecore.ops.state_plane cimport StatePlane
 
@@ -132,3 +133,9 @@ cdef int convert_affine(
 
 cdef int convert_states(
     const vector[StatePlane]& planes, const int64_t* pairs, int64_t count, bint restores, const Place* place) except -1
+
+
+# hadamard.pxi
+
+# Transforms rows of checked arrays; there is at least one.
+cdef int hadamard(const HadamardRows& rows, const Place* place) except -1
