@@ -25,7 +25,7 @@ from pagecore.models.config_files.quantization import (
 )
 from pagecore.storage import AttentionSpec, LatentSpec
 from pagecore.storage.specs.sealing import format_of_layer
-from pagecore.storage.specs.spec import CACHE_DTYPES
+from pagecore.storage.specs.spec import CACHE_DTYPES, Side
 
 __all__ = [
     "FORMAT_REMEDY",
@@ -35,6 +35,7 @@ __all__ = [
     "requested_format",
     "stored_dtype",
     "uniform_formats",
+    "with_rotations",
     "with_value_format",
 ]
 
@@ -182,6 +183,51 @@ def with_value_format(specs: Iterable[Any], value_format: str | None, who: str) 
             f"{'latents' if has_latents else 'no keys and values'}; leave it out, or pass format="
         )
     return [attending[spec] if isinstance(spec, AttentionSpec) else spec for spec in given]
+
+
+def with_rotations(specs: Iterable[Any], key_rotation: str | None, value_rotation: str | None, who: str) -> list[Any]:
+    """Return the specs of a model, with rotations of the keys and values that have a format.
+
+    Equal specs stay one object. Other specs (states, rows, aliases) are not changed.
+
+    Parameters
+    ----------
+    specs : iterable of specs
+    key_rotation, value_rotation : str or None
+        As for `AttentionSpec`; None changes nothing.
+    who : str
+        Source of the specs in messages.
+
+    Raises
+    ------
+    UnsupportedOption
+        An unknown rotation, or no layer with keys and values in a format.
+    ShapeError
+        A dim that the rotation does not serve.
+    """
+    given = list(specs)
+    asked: dict[Side, str | None] = {"key": key_rotation, "value": value_rotation}
+    for side, rotation in asked.items():
+        if rotation is None:
+            continue
+        changed: dict[str, Any] = {f"{side}_rotation": rotation}
+        stored = {
+            spec: replace(spec, **changed)
+            for spec in given
+            if isinstance(spec, AttentionSpec) and has_format(spec, side)
+        }
+        if not stored:
+            raise UnsupportedOption(
+                f"{who}: {side}_rotation is {shown(rotation)}, but no layer stores {side}s in a format, which a "
+                f"rotation serves; leave it out, or pass {'format' if side == 'key' else 'value_format'}="
+            )
+        given = [stored.get(spec, spec) if isinstance(spec, AttentionSpec) else spec for spec in given]
+    return given
+
+
+def has_format(spec: AttentionSpec, side: Side) -> bool:
+    """Return True if a layer stores its keys or values in a format, sealed ones included."""
+    return spec.format is not None or (side == "value" and spec.value_format is not None)
 
 
 def uniform_formats(fields: Fields) -> Formats:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, SupportsIndex
 
-from pagecore.models.cache_format import requested_format, stored_dtype, with_value_format
+from pagecore.models.cache_format import requested_format, stored_dtype, with_rotations, with_value_format
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.config_files.open_config import open_config
 from pagecore.models.encoders.specs import decoder_fields, has_encoder, read_encoder_decoder
@@ -40,6 +40,8 @@ def specs_from_config(
     value_format: str | None = None,
     block_size: SupportsIndex | None = None,
     kv_scales: Scales | None = None,
+    key_rotation: str | None = None,
+    value_rotation: str | None = None,
 ) -> list[ModelSpec]:
     """Return the spec of each layer of a Hugging Face model, for `PagedKVCache(layers=...)`.
 
@@ -106,6 +108,8 @@ def specs_from_config(
         value_format=value_format,
         block_size=block_size,
         kv_scales=kv_scales,
+        key_rotation=key_rotation,
+        value_rotation=value_rotation,
     )
     return list(model.layers)
 
@@ -119,6 +123,8 @@ def read_model_config(
     value_format: str | None = None,
     block_size: SupportsIndex | None = None,
     kv_scales: Scales | None = None,
+    key_rotation: str | None = None,
+    value_rotation: str | None = None,
 ) -> ModelConfig:
     """Return the specs together with the model's type and maximum length.
 
@@ -138,7 +144,8 @@ def read_model_config(
     if isinstance(format, str) and format == "auto":
         text = text_model(whole)[1] if encoded_type is None else decoder_fields(whole, encoded_type)
         model = with_asked_formats(model, whole, text, value_format)
-    model = replace(model, layers=tuple(with_value_format(model.layers, value_format, whole.source)))
+    layers = with_value_format(model.layers, value_format, whole.source)
+    model = replace(model, layers=tuple(with_rotations(layers, key_rotation, value_rotation, whole.source)))
     return with_scales(model, kv_scales, whole.source)
 
 

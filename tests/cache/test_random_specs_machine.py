@@ -13,6 +13,7 @@ from tests.cache.test_prefix_machine import PrefixMachine
 from tests.faults import is_full
 from tests.machines import drawn
 
+ROTATIONS = ("key_rotation", "value_rotation")
 ROOM = 40  # tokens of the smallest pool
 
 
@@ -32,7 +33,9 @@ def attention(draw):
     if limits:
         most = limits.get("chunk", limits.get("window"))
         limits["lookahead"] = draw(st.sampled_from([0, 0, min(2, most), most]))
-    return AttentionSpec(heads, *dims, dtype="float32", num_query_heads=heads * group, **limits)
+    turned = [name for name, dim in zip(ROTATIONS, dims, strict=True) if dim % 8 == 0 and draw(st.booleans())]
+    rotations = dict.fromkeys(turned, "hadamard")
+    return AttentionSpec(heads, *dims, dtype="float32", num_query_heads=heads * group, **limits, **rotations)
 
 
 @st.composite

@@ -6,7 +6,7 @@ Key and value of a token are computed from all ids before it, so that reusing a 
 import numpy as np
 import pytest
 
-from pagecore import AttentionSpec, OutOfBlocks, PagedKVCache, StateSpec, SwapSpace, UnsupportedOption
+from pagecore import AttentionSpec, OutOfBlocks, PagedKVCache, StateSpec, SwapSpace, UnsupportedOption, hadamard
 from pagecore.tiers.host.tier import HostTier
 from tests.cache.hybrid_models import around
 from tests.cache.sealing import as_read, restored, sealed_after
@@ -36,6 +36,7 @@ MODELS = {
     "two layers and a plain one": ([sealed(16), FULL, sealed(16)], [8, 8, 6]),
     "two groups": ([sealed(7), sealed(7, 2, (32, 16), format="kivi4")], [9, 8, 6, 7]),
     "two residuals": ([sealed(3), sealed(20, 2, (32, 16), format="kivi4"), FULL, sealed(9, window=30)], [9] * 7),
+    "rotations": ([sealed(5, 2, key_rotation="hadamard", value_rotation="hadamard"), sealed(5, 2)], [9, 6]),
     "a window": ([WINDOWED, sealed(9)], [7, 9, 6]),
     "windows": ([sealed(5, window=41), sealed(5, 2, (32, 16), window=9, lookahead=3), FULL], [9, 9, 8, 7, 7]),
     "a window alone": ([sealed(7, window=20)], [9, 7]),
@@ -48,6 +49,11 @@ MODELS = {
     "drafts, a window, ping-pong": (around(WINDOWED, sealed(9), draft_tokens=3, in_place=False), [7, 9, 6]),
     "int8, a window": (around(WINDOWED, sealed(5), checkpoint_format="int8"), [7, 9, 6]),
 }
+
+
+def turned(spec, rows):
+    """Return rows as a layer with rotations of keys and values stores them."""
+    return rows if spec.key_rotation is None else hadamard(rows)
 
 
 class SealedTwin(Twin):
@@ -72,7 +78,8 @@ class SealedTwin(Twin):
         return twin
 
     def stored(self, layer, spec, start, end):
-        key, value = super().stored(layer, spec, 0, end)
+        """Return the numbers that the layer stores, in blocks that are not sealed."""
+        key, value = (turned(spec, side) for side in super().stored(layer, spec, 0, end))
         if self.before is not None and spec.sealing is not None:
             old, left = self.before
             lengths = old.sealed, left, BLOCK
@@ -227,7 +234,7 @@ class Walk(StateRules):
         for layer, spec in enumerate(self.layers):
             if isinstance(spec, StateSpec):
                 continue
-            new = [twin.stored(layer, spec, start, start + n) for twin, start, n in chains]
+            new = [Twin.stored(twin, layer, spec, start, start + n) for twin, start, n in chains]
             key, value = (np.concatenate(sides) for sides in zip(*new, strict=True))
             query = self.random.normal(size=(len(key), spec.num_query_heads, spec.head_dim)).astype(np.float32)
             self.cache.write(layer, key, value, batch)
@@ -237,7 +244,9 @@ class Walk(StateRules):
                 if spec.sealing is not None:
                     keys, values = as_read(spec, keys, values, twin.sealed, BLOCK)
                 options = {"scale": spec.scale, "softcap": spec.softcap, "sinks": spec.sinks}
-                expected = dense_attention(query[first : first + n], keys, values, **limits_of(spec), **options)
+                queries = turned(spec, query[first : first + n])
+                expected = dense_attention(queries, keys, values, **limits_of(spec), **options)
+                expected = turned(spec, expected.astype(np.float32))
                 np.testing.assert_allclose(found[first : first + n], expected, rtol=0, atol=5e-5)
                 first += n
 

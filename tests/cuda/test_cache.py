@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -19,6 +21,7 @@ FULL = AttentionSpec(2, 8, dtype="float32", num_query_heads=4)
 WINDOWED = AttentionSpec(2, 8, dtype="float32", num_query_heads=4, window=6)
 CHUNKED = AttentionSpec(2, 8, dtype="float32", num_query_heads=4, chunk=6)
 SINKED = AttentionSpec(2, 8, dtype="float32", num_query_heads=4, window=5, sink_tokens=3)
+ROTATED = [replace(spec, key_rotation="hadamard", value_rotation="hadamard") for spec in (FULL, WINDOWED)]
 
 
 def normal(*shape, seed=0):
@@ -136,7 +139,9 @@ def reorder(stored, sequences, parents):
             stored[sequence, layer] = tuple([*side] for side in before[parent, layer])
 
 
-@pytest.mark.parametrize("layers", [[FULL, WINDOWED], [CHUNKED, SINKED]], ids=["window", "chunk and sinks"])
+@pytest.mark.parametrize(
+    "layers", [[FULL, WINDOWED], [CHUNKED, SINKED], ROTATED], ids=["window", "chunk and sinks", "rotations"]
+)
 def test_one_graph_serves_every_step_of_a_batch(cuda, layers):
     """Replays of one captured step serve other lengths and sequences, copy-on-write and blocks freed by windows."""
     cache = PagedKVCache(layers, block_size=4, num_blocks=30, max_sequences=4, device=cuda.device)
@@ -165,10 +170,11 @@ def test_one_graph_serves_every_step_of_a_batch(cuda, layers):
     assert cache.stats().num_copied_blocks > 0
 
 
-def test_a_warm_step_allocates_nothing_and_waits_for_nothing(cuda):
+@pytest.mark.parametrize("layers", [[FULL, WINDOWED], ROTATED], ids=["plain", "rotations"])
+def test_a_warm_step_allocates_nothing_and_waits_for_nothing(cuda, layers):
     if not cuda.is_emulated:
         pytest.skip("needs the emulator: it counts calls")
-    cache = PagedKVCache([FULL, WINDOWED], block_size=4, num_blocks=40, max_sequences=4, device=cuda.device)
+    cache = PagedKVCache(layers, block_size=4, num_blocks=40, max_sequences=4, device=cuda.device)
     sequences = [cache.add_sequence(range(40)) for _ in range(3)]
     batch, step = cache.make_batch(4, 20), Step(cuda, 2, 20)
     step.fill(0)

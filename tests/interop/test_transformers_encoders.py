@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pagecore import CrossSpec, ShapeError, UnsupportedOption
@@ -178,6 +180,11 @@ def test_bad_models_and_layers_are_refused_by_name():
         PagedEncoderDecoderCache(decoder, num_blocks=8)
     with pytest.raises(UnsupportedOption, match="adds a bias"):
         PagedEncoderDecoderCache(t5, num_blocks=8, format="float8_e4m3fn")
+    read = PagedEncoderDecoderCache(t5, num_blocks=8).kv
+    specs = [read.spec(layer) for layer in range(read.num_layers)]
+    specs[0] = replace(specs[0], key_rotation="hadamard")
+    with pytest.raises(UnsupportedOption, match=r"a format or rotation is given, .* adds a bias"):
+        PagedEncoderDecoderCache(t5, layers=specs, num_blocks=8)
     with pytest.raises(ShapeError, match="layers has 1 specs"):
         PagedEncoderDecoderCache(t5, layers=[CrossSpec(4, 8)], num_blocks=8)
     with pytest.raises(UnsupportedOption, match="layers is a CrossSpec; expected a list with two specs for each layer"):

@@ -50,6 +50,24 @@ def test_values_may_have_another_format_than_keys(keys):
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_keys_and_values_with_a_format_may_be_rotated(family):
+    model, ids = make_model(family), prompts(columns=30)
+    mask = left_padded(ids)
+    expected = logits(model, ids, mask, dynamic_cache(model))
+    rotations = {"key_rotation": "hadamard", "value_rotation": "hadamard"}
+    cache = make_cache(model, format="int8_token", **rotations)
+    got = logits(model, ids, mask, cache)
+    assert 0 < (got - expected).norm() / expected.norm() < BOUNDS["int8_token"]
+    spec = cache.kv.spec(0)
+    assert (spec.key_rotation, spec.value_rotation) == ("hadamard", "hadamard")
+    fresh = run(model, ids, make_cache(model, format="int8_token", **rotations), num_beams=3)
+    cache.reset()
+    cache.begin(ids)
+    assert run(model, ids, cache, num_beams=3) == fresh
+    cache.kv.check_invariants()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_beams_and_reused_prefixes_give_the_tokens_of_a_fresh_cache(family):
     model, ids = make_model(family), prompts()
     cache = make_cache(model, format="int8_token")
@@ -125,6 +143,12 @@ def test_a_format_beside_layers_is_refused():
         PagedCache(model, layers=layers, format="nvfp4", num_blocks=8)
     with pytest.raises(UnsupportedOption, match="value_format is 'nvfp4', and layers are given"):
         PagedCache(model, layers=layers, value_format="nvfp4", num_blocks=8)
+    with pytest.raises(UnsupportedOption, match="key_rotation is 'hadamard', and layers are given; give their specs"):
+        PagedCache(model, layers=layers, key_rotation="hadamard", num_blocks=8)
+    with pytest.raises(UnsupportedOption, match=r"key_rotation is .hadamard., but no layer stores keys in a format"):
+        PagedCache(model, key_rotation="hadamard", num_blocks=8)
+    with pytest.raises(UnsupportedOption, match="key_rotation is 'fourier'; use 'hadamard'"):
+        PagedCache(model, format="int8_token", key_rotation="fourier", num_blocks=8)
     with pytest.raises(UnsupportedOption, match="format is 'fp7'; use one of float8_e4m3fn"):
         PagedCache(model, format="fp7", num_blocks=8)
     with pytest.raises(UnsupportedOption, match="value_format is 'fp7'; use one of float8_e4m3fn"):

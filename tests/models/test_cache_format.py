@@ -312,3 +312,18 @@ def test_sealed_formats_leave_layers_with_short_windows_plain():
         }
     wide = specs_from_config(LLAMA | {"model_type": "mistral", "sliding_window": 4096}, format="kivi4")
     assert {(spec.window, spec.format, spec.tail.window) for spec in wide} == {(4096, "kivi4", 129)}
+
+
+def test_rotations_are_of_the_layers_that_store_a_format():
+    both = {"key_rotation": "hadamard", "value_rotation": "hadamard"}
+    specs = specs_from_config(LLAMA, format="int4_token", **both)
+    assert {(spec.key_rotation, spec.value_rotation) for spec in specs} == {("hadamard", "hadamard")}
+    assert specs[0] is specs[1]
+    values = specs_from_config(LLAMA, value_format="int4_token", value_rotation="hadamard")
+    assert {(spec.format, spec.key_rotation, spec.value_rotation) for spec in values} == {(None, None, "hadamard")}
+    asked = specs_from_config(asking(kv_cache_scheme=FP8), key_rotation="hadamard")
+    assert {(spec.format, spec.key_rotation) for spec in asked} == {("float8_e4m3fn", "hadamard")}
+    with pytest.raises(UnsupportedOption, match=r"key_rotation is .hadamard., but no layer stores keys in a format"):
+        specs_from_config(LLAMA, value_format="int4_token", key_rotation="hadamard")
+    with pytest.raises(UnsupportedOption, match=r"value_rotation is .fourier.; use .hadamard."):
+        specs_from_config(LLAMA, format="int4_token", value_rotation="fourier")

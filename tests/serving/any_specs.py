@@ -50,7 +50,8 @@ def draw_attention(draw):
     if kind == "latent":
         return LatentSpec(16, 8, 2, scale=0.2, dtype=draw.choice(["float32", "bfloat16"]))
     if kind == "format":
-        return AttentionSpec(2, 32, dtype="bfloat16", format=draw.choice(FORMATS), **limits)
+        rotations = {name: draw.choice([None, "hadamard"]) for name in ("key_rotation", "value_rotation")}
+        return AttentionSpec(2, 32, dtype="bfloat16", format=draw.choice(FORMATS), **limits, **rotations)
     if kind == "chunk":
         limits = {"chunk": draw.randint(1, 14)}
     if kind == "sinks":

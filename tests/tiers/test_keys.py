@@ -207,6 +207,10 @@ def test_fingerprints_differ_wherever_the_stored_bytes_differ():
         of(cache(AttentionSpec(2, 64, format="float8_e4m3fn"))),
         of(cache(AttentionSpec(2, 64, format="float8_e4m3fn", key_scale=2.0))),
         of(cache(AttentionSpec(2, 64, format="int8_token", value_format="int4_token"))),
+        of(cache(AttentionSpec(2, 64, key_rotation="hadamard"))),
+        of(cache(AttentionSpec(2, 64, value_rotation="hadamard"))),
+        of(cache([spec, AttentionSpec(2, 64, key_rotation="hadamard")])),
+        of(cache([AttentionSpec(2, 64, key_rotation="hadamard"), spec])),
         of(cache(AttentionSpec(4, 32))),
         of(cache([spec, states])),
         of(cache(AttentionSpec(4, 64), parallel=TensorParallel(0, 2))),
@@ -220,8 +224,8 @@ def test_fingerprints_differ_wherever_the_stored_bytes_differ():
     windows = made[7]
     assert windows.num_lanes == 2
     assert windows.payload_bytes == (16 * 2 * 2 * 64 * 2,) * 2
-    assert made[15].has_states
-    assert made[15].payload_bytes[1] == states.nbytes
+    assert made[19].has_states
+    assert made[19].payload_bytes[1] == states.nbytes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pagecore.cache.layers.operations import AttentionOps, CrossOps, LatentOps, LayerOps, StoredOps
+from pagecore.cache.layers.rotated import RotatedOps
 from pagecore.cache.layers.sealed import SealedOps
 from pagecore.storage import AttentionSpec, CrossSpec, LatentSpec, Spec
 from pagecore.storage.specs.attention_spec import sealing_of
+from pagecore.storage.specs.rotation import is_rotated
 from pagecore.storage.specs.spec import stores_key_and_value
 
 
@@ -14,8 +16,16 @@ def layer_ops(spec: Spec, device: str) -> LayerOps:
     device = "cpu" if device == "none" else device
     if isinstance(spec, LatentSpec):
         return LatentOps(spec, device)
+    ops = _attending(spec, device)
+    if ops is None:
+        return StoredOps(spec)
+    return RotatedOps(spec, ops) if is_rotated(spec) else ops
+
+
+def _attending(spec: Spec, device: str) -> AttentionOps | None:
+    """Return the operations of a spec with keys and values, apart from rotations; None for other planes."""
     if isinstance(spec, CrossSpec):
         return CrossOps(spec, device)
     if isinstance(spec, AttentionSpec) and sealing_of(spec) is not None:
         return SealedOps(spec, device)
-    return AttentionOps(spec, device) if stores_key_and_value(spec) else StoredOps(spec)
+    return AttentionOps(spec, device) if stores_key_and_value(spec) else None

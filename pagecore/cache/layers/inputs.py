@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pagecore.arrays import Tensor
+from pagecore.cache.layers.scratch import RowScratch
 from pagecore.ops import AttentionPlan
 from pagecore.storage import KVPool
 
@@ -100,3 +101,7 @@ class StepInputs(Protocol):
     @property
     def cross(self) -> EncoderInputs | None:
         """Encoder tokens; None in a cache without cross-attention layers."""
+
+    @property
+    def scratch(self) -> RowScratch:
+        """Arrays for rotated rows."""

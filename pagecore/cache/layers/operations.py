@@ -21,7 +21,7 @@ from pagecore.ops import AttentionPlan, latent_attention, paged_attention, write
 from pagecore.ops.arguments._arguments import float_array
 from pagecore.storage import AttentionSpec, CrossSpec, KVPool, LatentSpec, Spec
 from pagecore.storage.specs.attended import attended_keys
-from pagecore.storage.specs.spec import SIDES, format_of
+from pagecore.storage.specs.spec import SIDES, Side, format_of
 
 # Options that limit the keys of a query; one of them replaces all of a spec.
 LIMITS = ("window", "chunk", "sink_tokens")
@@ -84,7 +84,7 @@ class AttentionOps(LayerOps):
             self._defaults.update(scale=spec.scale, softcap=spec.softcap, sinks=sinks)
         stored = {side: format_of(spec, side) for side in SIDES}
         self._scale_planes = [f"{side}_scale" for side, each in stored.items() if each and each.scale_dtype is not None]
-        self._value_format = stored["value"]
+        self._formats = stored
         self._factors = given_factors(spec, device)
         self._write_options |= write_format(spec)
 
@@ -97,10 +97,19 @@ class AttentionOps(LayerOps):
             self._write_options["label_channels"] = to_device(np.array(spec.label_channels, np.int32), self._device)
 
     @property
+    def key_dim(self) -> int:
+        """Numbers of a row of the plane key, of which a byte can hold two."""
+        return self._dim("key")
+
+    @property
     def value_dim(self) -> int:
         """Numbers of a row of the plane value, of which a byte can hold two."""
-        stored = next(plane.shape[-1] for plane in self._spec.planes if plane.name == "value")
-        return stored if self._value_format is None else stored * self._value_format.codes_per_byte
+        return self._dim("value")
+
+    def _dim(self, side: Side) -> int:
+        stored = next(plane.shape[-1] for plane in self._spec.planes if plane.name == side)
+        format = self._formats[side]
+        return stored if format is None else stored * format.codes_per_byte
 
     def plan(self) -> AttentionPlan | None:
         """Return an empty plan; None if the spec does not specify its number of query heads."""

@@ -17,6 +17,7 @@ from pagecore.storage import Spec, TensorParallel
 from pagecore.storage.checks import require_int, shown
 from pagecore.storage.specs.cross_spec import is_cross
 from pagecore.storage.specs.parallel import as_parallel
+from pagecore.storage.specs.rotation import is_rotated
 
 
 class StaticKVCache:
@@ -96,6 +97,12 @@ class StaticKVCache:
                 raise UnsupportedOption(
                     f"layer {layer} has the format {name!r}, which seals older tokens, but a StaticKVCache can "
                     "write each token again; use a PagedKVCache, or another format, such as 'int4_token'"
+                )
+            if is_rotated(placed.spec):
+                raise UnsupportedOption(
+                    f"layer {layer} has a rotation, but the attention over a StaticKVCache is the caller's, whose "
+                    "queries it cannot rotate; leave key_rotation and value_rotation out and pass `hadamard(key)` to "
+                    "update, or use a PagedKVCache"
                 )
         own, cross = ([group for group in groups if group.is_cross is kind] for kind in (False, True))
         planes = alike_planes(own)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pagecore.arrays import Tensor
 from pagecore.cache.layers.groups import layer_number
 from pagecore.cache.layers.inputs import BatchGroup, SealedInputs
+from pagecore.cache.layers.scratch import RowScratch
 from pagecore.cache.staging.arrays import StateArrays, arrays_of
 from pagecore.cache.state._state import CacheState
 from pagecore.cache.step._step import BatchTicket, CrossStep, Step
@@ -90,6 +91,8 @@ class Batch:
         The same arrays on the host, from which those on the device were copied.
     cross : CrossArrays or None
         Encoder tokens; None in a cache without cross-attention layers.
+    scratch : RowScratch
+        Arrays for the rows of layers with rotations, which their `write` and `attend` allocate in the first step.
     """
 
     def __init__(
@@ -122,6 +125,7 @@ class Batch:
             else SealedInputs(sealed[group][0], arrays.sealed_lens, sealed[group][1])
             for group in range(len(slots))
         ]
+        self.scratch = RowScratch()
         self._groups = [BatchGroup(*parts) for parts in zip(slots, tables, plans, inputs, strict=True)]
 
     @property

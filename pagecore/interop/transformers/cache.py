@@ -19,7 +19,7 @@ from pagecore.interop.transformers.layers.attention import StoredKeys, mark_stor
 from pagecore.interop.transformers.layers.latents import pass_latents_on
 from pagecore.interop.transformers.layers.layer import PagedLayer
 from pagecore.interop.transformers.layers.model_layers import read_layers
-from pagecore.interop.transformers.layers.specs import keys_depend_on_length
+from pagecore.interop.transformers.layers.specs import Stored, keys_depend_on_length
 from pagecore.interop.transformers.passes.columns import ColumnCounts
 from pagecore.interop.transformers.passes.generation import Generation
 from pagecore.interop.transformers.passes.hooks import register_hooks
@@ -57,6 +57,8 @@ class PagedCache(ColumnCounts, Cache):  # type: ignore[misc]
         for `LatentSpec`; by default they have the model's dtype. Pass either `format` or `layers`.
     value_format : str, optional
         Format of the stored values, if it is another than that of keys. Latents have none.
+    key_rotation, value_rotation : {"hadamard"}, optional
+        Rotations of keys and values that have a format, as for `AttentionSpec`. Latents have none.
     block_size : int, optional
     chunk, interval : int
         Tokens between two possible checkpoints of a hybrid model, as for `StateSpec`: in a prompt the last multiple of
@@ -104,6 +106,8 @@ class PagedCache(ColumnCounts, Cache):  # type: ignore[misc]
         layers: Listed[Spec] | None = None,
         format: str | None = None,
         value_format: str | None = None,
+        key_rotation: str | None = None,
+        value_rotation: str | None = None,
         block_size: int | None = None,
         chunk: int = 64,
         interval: int = 256,
@@ -122,7 +126,8 @@ class PagedCache(ColumnCounts, Cache):  # type: ignore[misc]
                 "PagedEncoderDecoderCache"
             )
         check_implementation(model)
-        model_layers = read_layers(model, layers, format, value_format, chunk, interval, checkpoint_format)
+        stored = Stored(format, value_format, key_rotation, value_rotation)
+        model_layers = read_layers(model, layers, stored, chunk, interval, checkpoint_format)
         if keys_depend_on_length(config):
             if options.get("prefix_cache"):
                 raise UnsupportedOption(

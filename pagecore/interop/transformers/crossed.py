@@ -15,7 +15,7 @@ from pagecore.interop.transformers.cache import PagedCache
 from pagecore.interop.transformers.implementation import check_implementation, device_of
 from pagecore.interop.transformers.layers.attention import StoredKeys, mark_stored
 from pagecore.interop.transformers.layers.layer import PagedLayer
-from pagecore.interop.transformers.layers.specs import refuse_formats
+from pagecore.interop.transformers.layers.specs import Stored, refuse_stored
 from pagecore.interop.transformers.passes.columns import ColumnCounts
 from pagecore.interop.transformers.passes.forward import Forward
 from pagecore.interop.transformers.passes.generation import Generation
@@ -24,6 +24,7 @@ from pagecore.interop.transformers.tracing import untraced
 from pagecore.models import specs_from_config
 from pagecore.models.encoders.bart_t5 import ENCODER_DECODERS
 from pagecore.storage import AttentionSpec, CrossSpec
+from pagecore.storage.specs.rotation import is_rotated
 
 _READ = (*ENCODER_DECODERS, "encoder-decoder", "seamless_m4t", "seamless_m4t_v2", "vision-encoder-decoder")
 
@@ -47,6 +48,8 @@ class PagedEncoderDecoderCache(EncoderDecoderCache):  # type: ignore[misc]
         serves none: its self-attention reads the keys outside of the kernels, to add a bias for the relative position.
     value_format : str, optional
         Format of the stored values, if it is another than that of keys.
+    key_rotation, value_rotation : {"hadamard"}, optional
+        Rotations of keys and values that have a format, as for `AttentionSpec`.
     block_size : int, optional
     num_blocks, memory, max_sequences, ... :
         Passed to `PagedKVCache`; the device is the model's.
@@ -83,6 +86,8 @@ class PagedEncoderDecoderCache(EncoderDecoderCache):  # type: ignore[misc]
         layers: Listed[AttentionSpec] | None = None,
         format: str | None = None,
         value_format: str | None = None,
+        key_rotation: str | None = None,
+        value_rotation: str | None = None,
         block_size: int | None = None,
         **options: Any,
     ) -> None:
@@ -91,7 +96,7 @@ class PagedEncoderDecoderCache(EncoderDecoderCache):  # type: ignore[misc]
         if not model.config.is_encoder_decoder:
             raise UnsupportedOption(f"the {type(model).__name__} has no encoder; use a PagedCache")
         check_implementation(model)
-        specs = _specs(model, layers, format, value_format)
+        specs = _specs(model, layers, Stored(format, value_format, key_rotation, value_rotation))
         self.kv = PagedKVCache(specs, block_size=block_size, device=device_of(model, options), **options)
         self._generation = Generation(self.kv, model, has_encoder=True)
         count = len(specs) // 2
@@ -248,9 +253,7 @@ class EncoderLayer(CacheLayerMixin):  # type: ignore[misc]
     get_max_cache_shape = get_max_length
 
 
-def _specs(
-    model: PreTrainedModel, layers: Listed[AttentionSpec] | None, format: str | None, value_format: str | None
-) -> list[AttentionSpec]:
+def _specs(model: PreTrainedModel, layers: Listed[AttentionSpec] | None, stored: Stored) -> list[AttentionSpec]:
     """Return the specs of the self-attention of each layer, then those of its cross attention."""
     if layers is None:
         config = model.config
@@ -260,9 +263,9 @@ def _specs(
                 "model pass layers=[AttentionSpec(...), ..., CrossSpec(...), ...]"
             )
         dtype = str(model.dtype).removeprefix("torch.")
-        specs: list[Any] = specs_from_config(config.to_dict(), dtype=dtype, format=format, value_format=value_format)
+        specs: list[Any] = specs_from_config(config.to_dict(), dtype=dtype, **stored._asdict())
     else:
-        refuse_formats(format, value_format)
+        refuse_stored(stored)
         if not isinstance(layers, list | tuple):
             raise UnsupportedOption(
                 f"layers is a {type(layers).__name__}; expected a list with two specs for each layer"
@@ -276,10 +279,10 @@ def _specs(
             "for each"
         )
     if getattr(model.config, "relative_attention_num_buckets", None) is not None and any(
-        spec.format is not None or spec.value_format is not None for spec in specs[:count]
+        spec.format is not None or spec.value_format is not None or is_rotated(spec) for spec in specs[:count]
     ):
         raise UnsupportedOption(
-            f"format is given, but the {type(model).__name__} adds a bias to the scores of its self-attention, which "
-            "reads the stored keys as they are; give a format to the CrossSpec layers only"
+            f"a format or rotation is given, but the {type(model).__name__} adds a bias to the scores of its "
+            "self-attention, which reads the stored keys as they are; give them to the CrossSpec layers only"
         )
     return specs

@@ -13,6 +13,7 @@ from pagecore.arrays.dtypes.formats import FOUR_OVER_SIX, SEALED_FORMATS, Format
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage.checks import as_factor, as_float, as_tuple, flag, require_int, shown
 from pagecore.storage.specs.parallel import TensorParallel
+from pagecore.storage.specs.rotation import check_rotation, refuse_summaries
 from pagecore.storage.specs.sealing import Sealing, is_sealed_format, read_sealing
 from pagecore.storage.specs.sparse_spec import Channels, checked_channels, summary_planes
 from pagecore.storage.specs.spec import CACHE_DTYPES, SIDES, Plane, Side, Spec, format_of
@@ -81,11 +82,17 @@ class AttentionSpec:
         32 by default. A multiple of 16 that divides `block_size` and `v_head_dim`.
     block_size : int, optional
         The block size of the cache, because the planes are per block; by default 32, or `group_size` if that is larger.
+    key_rotation, value_rotation : {"hadamard"}, optional
+        Store keys or values after an orthogonal transform of each head, which spreads outlier channels so that formats
+        of few bits lose less; see `hadamard`, and docs/formats.md for measured errors. `PagedKVCache.write` transforms
+        them, and `attend` the queries likewise, so that scores stay the same, and the output of rotated values back.
+        The planes hold transformed numbers. Not with `key_bounds` or `label_channels`.
 
     Raises
     ------
     ShapeError, UnsupportedDtype, UnsupportedOption
-        Invalid sizes, numbers, dtype or format, or a head dim that the groups of the format do not divide.
+        Invalid sizes, numbers, dtype, format or rotation, or a head dim that the groups of the format or the blocks of
+        the rotation do not divide.
     """
 
     num_kv_heads: int
@@ -109,6 +116,8 @@ class AttentionSpec:
     residual: int | None = None
     group_size: int | None = None
     block_size: int | None = None
+    key_rotation: str | None = None
+    value_rotation: str | None = None
 
     def __post_init__(self) -> None:
         self._check_dims()
@@ -120,6 +129,9 @@ class AttentionSpec:
         self._put("key_bounds", flag("key_bounds", self.key_bounds))
         if self.label_channels is not None:
             self._put("label_channels", checked_channels(self.label_channels, self.num_kv_heads, self.head_dim))
+        check_rotation("key", self.key_rotation, "head_dim", self.head_dim)
+        check_rotation("value", self.value_rotation, "v_head_dim", self.v_head_dim or 0)
+        refuse_summaries(self)
 
     def _put(self, name: str, value: object) -> None:
         """Set a field of the frozen spec, while it is made."""
@@ -332,7 +344,10 @@ class AttentionSpec:
         return replace(self, dtype=dtype)
 
     def with_format(self, format: str | None) -> AttentionSpec:
-        """Return the same layer, keys and values stored in a format with factors of 1; None for no format."""
+        """Return the same layer, keys and values stored in a format with factors of 1; None for no format.
+
+        Rotations stay.
+        """
         return replace(
             self,
             format=format,

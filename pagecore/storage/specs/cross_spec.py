@@ -21,7 +21,7 @@ class CrossSpec(AttentionSpec):
     Parameters
     ----------
     num_kv_heads, head_dim, v_head_dim, dtype, num_query_heads, scale, softcap, sinks, format, value_format, key_scale,
-    value_scale :
+    value_scale, key_rotation, value_rotation :
         As for `AttentionSpec`.
     max_tokens : int, optional
         Most encoder tokens of a sequence, such as 1500 for Whisper; by default those that the pool holds. It bounds the

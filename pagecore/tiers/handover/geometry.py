@@ -18,7 +18,7 @@ from pagecore.storage.specs.attention_spec import sealing_of
 from pagecore.tiers.handover.manifest import QUANTISED, Geometry, GroupShape, PlaneShape
 
 # Fields of a spec by layer that stored bytes depend on, in addition to the planes and formats of its group.
-BY_LAYER = ("key_scale", "value_scale", "label_channels")
+BY_LAYER = ("key_scale", "value_scale", "label_channels", "key_rotation", "value_rotation")
 FIRST_LAYER_MAX = 1 << 20
 
 

@@ -319,7 +319,7 @@ def _model_heads(group: int, mine: tuple[int, int], theirs: list[tuple[int, int]
 
 
 def _check_layers_alike(geometry: Geometry, share: Share, theirs: GroupShape) -> None:
-    """Raise UnsupportedOption if given scales or label channels of the shared layers and heads differ."""
+    """Raise UnsupportedOption if options by layer differ: given scales, label channels or rotations."""
     mine = geometry.groups[share.group]
     for name in BY_LAYER:
         for layer, their_layer in zip(share.layers, share.their_layers, strict=True):

@@ -25,6 +25,8 @@ HASHES = ("xxh3_128", "sha256")
 SCHEMA_VERSION = 1
 # Options of a spec, apart from its planes, that decide which bytes a layer stores for given keys and values.
 STORED_BY = ("format", "key_scale", "value_scale", "key_bounds", "label_channels")
+# The same, described only where they are given: other fingerprints are as they were before there were such options.
+ROTATIONS = ("key_rotation", "value_rotation")
 
 
 @dataclass(frozen=True)
@@ -235,8 +237,8 @@ def _group_lane(parts: CacheParts, number: int, group: Group, replicas: int) -> 
         if not layer.keeps_state and layer.cached_group == number
     }
     layers = [members[index] for index in sorted(members)]
-    # The model decides on the windows of its layers, but the user on their formats.
-    has_choice = len(parts.cached_groups) > 1 and any(_has_format(layer.spec) for layer in parts.layers)
+    # The model decides on the windows of its layers, but the user on their formats and rotations.
+    has_choice = len(parts.cached_groups) > 1 and any(_has_choice(layer.spec) for layer in parts.layers)
     return _packed(
         {
             "layers": [_described(spec) for _, spec in layers],
@@ -249,8 +251,8 @@ def _group_lane(parts: CacheParts, number: int, group: Group, replicas: int) -> 
     )
 
 
-def _has_format(spec: object) -> bool:
-    return any(getattr(spec, name, None) is not None for name in ("format", "value_format"))
+def _has_choice(spec: object) -> bool:
+    return any(getattr(spec, name, None) is not None for name in ("format", "value_format", *ROTATIONS))
 
 
 def _inner_axes(parts: CacheParts, group: int) -> str:
@@ -264,6 +266,7 @@ def _described(spec: Spec) -> dict[str, object]:
     options = {name: getattr(spec, name) for name in STORED_BY if hasattr(spec, name)}
     if (value_format := getattr(spec, "value_format", None)) is not None:  # else as before there was such an option
         options["value_format"] = value_format
+    options |= {name: given for name in ROTATIONS if (given := getattr(spec, name, None)) is not None}
     if (sealing := sealing_of(spec)) is not None:  # its planes are flat: other dims and bits can have the same shapes
         options["sealing"] = [*astuple(sealing), getattr(spec, "head_dim", None), getattr(spec, "v_head_dim", None)]
     return {"planes": [_plane(plane) for plane in spec.planes], **options}

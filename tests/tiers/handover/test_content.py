@@ -81,6 +81,7 @@ def test_layouts_may_differ(sockets, theirs, mine):
             for name in ("int8_token", "int4_token", "float8_token", "nvfp4", "mxfp8", "fp4_block16")
         ),
         AttentionSpec(2, 32, format="float8_e4m3fn", value_format="nvfp4", key_scale=[0.5, 2.0]),
+        AttentionSpec(2, 32, format="int4_token", key_rotation="hadamard", value_rotation="hadamard"),
         AttentionSpec(2, 32, dtype="float16", key_bounds=True, label_channels=((0, 3), (1, 5))),
         LatentSpec(512, 64, scale=0.1, dtype="bfloat16"),
         LatentSpec(512, 64, scale=0.1, format="fp8_ds_mla"),

@@ -129,6 +129,10 @@ def latent(key_scale):
     return LatentSpec(scale=0.1, format="float8_e4m3fn", key_scale=key_scale)
 
 
+def rotated(name):
+    return AttentionSpec(2, 32, format="int4_token", **{name: "hadamard"})
+
+
 def labelled(*channels):
     return AttentionSpec(2, 8, label_channels=channels)
 
@@ -157,8 +161,13 @@ def labelled(*channels):
             [labelled([0], [1]), labelled([0], [2])],
             r"label_channels of layer 1 is \[\[0\], \[1\]\]",
         ),
+        (
+            [rotated("key_rotation"), rotated("key_rotation")],
+            [rotated("key_rotation"), rotated("value_rotation")],
+            "key_rotation of layer 1 is hadamard at the exporter and None here",
+        ),
     ],
-    ids=["one layer", "second layer", "heads", "latents", "labels"],
+    ids=["one layer", "second layer", "heads", "latents", "labels", "rotations"],
 )
 def test_given_scales_and_labels_must_be_equal_in_every_layer(sockets, theirs, mine, text):
     exporter, importer = sockets

@@ -24,7 +24,9 @@ def attention(draw):
     if kind == "latent":
         return LatentSpec(16, draw.choice([0, 8]), 2, scale=0.25, dtype=draw.choice(["float32", "bfloat16"]))
     if kind == "format":
-        return AttentionSpec(2, 32, dtype="bfloat16", format=draw.choice(FORMATS), value_format=draw.choice(FORMATS))
+        rotations = {name: draw.choice([None, "hadamard"]) for name in ("key_rotation", "value_rotation")}
+        formats = {name: draw.choice(FORMATS) for name in ("format", "value_format")}
+        return AttentionSpec(2, 32, dtype="bfloat16", **formats, **rotations)
     if kind == "bounds":
         return AttentionSpec(2, 8, dtype="float32", key_bounds=True)
     limits = {"chunk": draw.randint(1, 20)} if kind == "chunk" else {"window": draw.randint(1, 20)}

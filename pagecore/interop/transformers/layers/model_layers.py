@@ -14,17 +14,18 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.interop.transformers.layers.latents import caches_latents, latent_scale
 from pagecore.interop.transformers.layers.layer import PagedHybridLayer, PagedLayer
 from pagecore.interop.transformers.layers.specs import (
+    Stored,
     attention_specs,
     count_layers,
     latent_specs,
     refuse_cross_layers,
     refuse_format_of_states,
-    refuse_formats,
+    refuse_stored,
     specs_of_model,
 )
 from pagecore.interop.transformers.states.layers import PagedStateLayer
 from pagecore.interop.transformers.states.specs import layer_kinds, modules_of, state_specs
-from pagecore.models.cache_format import with_value_format
+from pagecore.models.cache_format import with_rotations, with_value_format
 from pagecore.storage import Spec
 from pagecore.storage.specs.attended import attended_keys
 
@@ -90,8 +91,7 @@ def _limit(spec: Spec) -> int | None:
 def read_layers(
     model: PreTrainedModel,
     layers: Any,
-    format: str | None,
-    value_format: str | None,
+    stored: Stored,
     chunk: int,
     interval: int,
     checkpoint_format: str | None = None,
@@ -105,6 +105,7 @@ def read_layers(
     UnsupportedOption, ShapeError
         As `PagedCache`.
     """
+    format, who = stored.format, type(model).__name__
     config, dtype = model.config.get_text_config(decoder=True), str(model.dtype).removeprefix("torch.")
     kinds = layer_kinds(config)
     if layers is None:
@@ -117,9 +118,10 @@ def read_layers(
             layers = latent_specs(config, kinds.attends.values(), dtype, format, latent_scale(model))
         else:
             layers = attention_specs(config, kinds.attends.values(), dtype, format)
-        layers = with_value_format(layers, value_format, type(model).__name__)
+        layers = with_value_format(layers, stored.value_format, who)
+        layers = with_rotations(layers, stored.key_rotation, stored.value_rotation, who)
     else:
-        refuse_formats(format, value_format)
+        refuse_stored(stored)
     if not isinstance(layers, list | tuple):
         raise UnsupportedOption(f"layers is a {type(layers).__name__}; expected a list with one spec for each layer")
     refuse_cross_layers(type(model).__name__, layers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from pagecore.errors import UnsupportedOption, shown
 from pagecore.models import specs_from_config
@@ -90,11 +90,20 @@ def latent_specs(
     return [LatentSpec(latent, rope, num_query_heads=heads, scale=scale, dtype=dtype, format=format) for _ in windows]
 
 
-def refuse_formats(format: str | None, value_format: str | None) -> None:
-    """Raise UnsupportedOption for a format next to specs of the caller."""
-    for name, given in (("format", format), ("value_format", value_format)):
+class Stored(NamedTuple):
+    """Formats and rotations of layers whose specs are read from a config; as for `AttentionSpec`."""
+
+    format: str | None = None
+    value_format: str | None = None
+    key_rotation: str | None = None
+    value_rotation: str | None = None
+
+
+def refuse_stored(stored: Stored) -> None:
+    """Raise UnsupportedOption for a format or rotation next to specs of the caller."""
+    for name, given in stored._asdict().items():
         if given is not None:
-            raise UnsupportedOption(f"{name} is {shown(given)}, and layers are given; give their specs the format")
+            raise UnsupportedOption(f"{name} is {shown(given)}, and layers are given; give their specs the {name}")
 
 
 def refuse_format_of_states(who: str, format: str | None) -> None:
