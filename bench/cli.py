@@ -30,6 +30,7 @@ FOLDERS = {
     "gather": "host",
     "cpu_attention": "host",
     "formats": "host",
+    "rotations": "host",
     "latent": "host",
     "metrics": "serving",
     "sparse": "host",

@@ -15,6 +15,7 @@ def hadamard(x: jax.Array) -> jax.Array:
     """Return rows times orthonormal Hadamard matrices: `pagecore.hadamard` for `jax.jit`, with the same bits.
 
     It consists of operations of JAX: unlike the others of this module it serves every device, `vmap` and gradients.
+    Denormal numbers may count as 0.
 
     Parameters
     ----------
