@@ -19,7 +19,7 @@ HEADS, KV_HEADS, DIM, BLOCK, DTYPE = 32, 8, 128, 16, "bfloat16"
 SIZES = {"query_heads": HEADS, "kv_heads": KV_HEADS, "head_dim": DIM, "block_size": BLOCK}
 FORMATS = ("int4_token", "nvfp4")
 EVERY, FACTOR = 29, 12.0  # channels of keys that are outliers
-ROTATIONS = {"key_rotation": "hadamard", "value_rotation": "hadamard"}
+ROTATIONS: dict[str, Any] = {"key_rotation": "hadamard", "value_rotation": "hadamard"}
 PLAIN = "without rotations"
 
 

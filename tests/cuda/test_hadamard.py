@@ -116,3 +116,18 @@ def test_a_cache_on_a_device_stores_what_the_host_stores(cuda: Kit, options):
     for mine, other in zip(*(cache._parts.store.pools for cache in caches), strict=True):
         for here, there in zip(mine.planes(), other.planes(), strict=True):
             np.testing.assert_array_equal(cuda.get(here).view(np.uint8), there.numpy().view(np.uint8))
+
+
+def test_arrays_on_another_device_than_the_cache_are_refused(cuda: Kit):
+    spec = AttentionSpec(2, 32, dtype="float32", num_query_heads=4, key_rotation="hadamard", value_rotation="hadamard")
+    rows, query = numbers(3, 2, 32), numbers(3, 4, 32)
+    for device, own, other in ((cuda.device, cuda.put, np.asarray), ("cpu", np.asarray, cuda.put)):
+        cache = PagedKVCache(spec, num_blocks=4, device=device)
+        with cache.prepare([cache.add_sequence(range(3))], 3) as batch:
+            for key, value in ((other(rows), own(rows)), (own(rows), other(rows)), (other(rows), other(rows))):
+                with pytest.raises(DeviceError, match="one device"):
+                    cache.write(0, key, value, batch)
+            cache.write(0, own(rows), own(rows), batch)
+            with pytest.raises(DeviceError, match="one device"):
+                cache.attend(0, other(query), batch)
+            cache.abandon(batch)

@@ -52,7 +52,8 @@ class RotatedOps(LayerOps):
         rotated = {"key": self._rotates_keys, "value": self._rotates_values}
         dims = {"key": self._key_dim, "value": self._value_dim}
         tensors = {name: float_array(array, name) for name, array in given.items()}
-        if not all(is_rows(tensor, dims[name]) for name, tensor in tensors.items()):
+        device = pool.plane("key", index).device
+        if not all(is_rows(tensor, dims[name], device) for name, tensor in tensors.items()):
             self._inner.write(pool, index, key, value, batch, group, stream)  # which refuses them
             return
         handle = work_stream(stream, key, tensors["key"])
@@ -69,7 +70,7 @@ class RotatedOps(LayerOps):
     ) -> Any:
         """Return the attention of rotated queries, rotated back, in the framework of the query."""
         tensor = float_array(query, "query")
-        if not is_rows(tensor, self._key_dim):
+        if not is_rows(tensor, self._key_dim, pool.plane("key", index).device):
             return self._inner.attend(pool, index, query, batch, group, options)  # which refuses it
         handle = work_stream(options.get("stream"), query, tensor)
         if handle is not None:
@@ -98,9 +99,9 @@ class RotatedOps(LayerOps):
         return new_result(shape, tensor.dtype, query, device, handle)
 
 
-def is_rows(tensor: Tensor, dim: int) -> bool:
-    """Return True for rows ``[tokens, heads, dim]``."""
-    return tensor.ndim == 3 and tensor.shape[2] == dim
+def is_rows(tensor: Tensor, dim: int, device: str) -> bool:
+    """Return True for rows ``[tokens, heads, dim]`` on a device."""
+    return tensor.ndim == 3 and tensor.shape[2] == dim and tensor.device == device
 
 
 def work_stream(stream: object, example: Any, tensor: Tensor) -> int | None:
