@@ -51,7 +51,7 @@ constexpr int pc_resident_ctas(PcLaunchShape shape, int shared_bytes_per_sm) {
 //   walk of a warp     WalkState (tile_walk.cuh)
 //   score rows         [score_rows]: ScoreRow
 //   sums of a warp     [warp_rows]: largest score and sum, at the end of an item
-//   weights of a warp  [weight_bytes]
+//   weights of a warp  [weight_bytes]; over sealed blocks, a flag for each stage
 //   folds              [2][fold_rows]: largest lse and sum of the pieces that have been folded
 //   flag               one word, padded to 16 bytes
 //
@@ -98,6 +98,19 @@ constexpr PcLaunchShape pc_decode_shape(int key_dim, int value_dim) {
   return {ring.warps * 32, ring.bytes(), 2, ring.warp_rows, ring.warps * ring.tile_tokens};
 }
 
+// decode over sealed blocks: a flag for each stage, which is set if its tile is sealed.
+constexpr PcRingShape pc_decode_sealed_ring(int key_dim, int value_dim) {
+  PcRingShape ring = pc_decode_ring(key_dim, value_dim);
+  ring.weight_bytes = 16;
+  return ring;
+}
+
+constexpr PcLaunchShape pc_decode_sealed_shape(int key_dim, int value_dim) {
+  PcLaunchShape shape = pc_decode_shape(key_dim, value_dim);
+  shape.shared_bytes = pc_decode_sealed_ring(key_dim, value_dim).bytes();
+  return shape;
+}
+
 // The shape of an instance with equal dims of keys and values.
 constexpr PcLaunchShape pc_decode_shape(int dim) { return pc_decode_shape(dim, dim); }
 
@@ -118,7 +131,7 @@ constexpr PcLaunchShape pc_general_shape(int dim) {
 }
 
 constexpr bool pc_decode_fits(int key_dim, int value_dim) {
-  return pc_decode_shape(key_dim, value_dim).shared_bytes <= 99 * 1024;
+  return pc_decode_sealed_shape(key_dim, value_dim).shared_bytes <= 99 * 1024;
 }
 
 static_assert(pc_decode_fits(64, 64) && pc_decode_fits(96, 96) && pc_decode_fits(128, 128),

@@ -48,6 +48,8 @@ def test_selected_blocks_and_their_numbers_that_are_wrong_read_nothing_outside(c
         ([[0, 5, 10**6], [1, 2, 2**31 - 1]], [3, 3]),
         ([[0, 2, 5], [0, 1, 2]], [2**31 - 1, -5]),
         ([[8, 2, 1], [4, 4, 4]], [3, 3]),
+        ([[-1, 2, 3], [-1, 1, 2]], [3, 3]),
+        ([[-1, 5, 7], [3, -1, 4]], [3, 3]),
     ):
         run(cuda, case, blocks=np.array(lists, np.int32)[:, None], block_counts=np.array(counts, np.int32)[:, None])
 

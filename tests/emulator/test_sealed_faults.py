@@ -46,7 +46,7 @@ SEALED_FAULTS = {
     ),
     "products of keys with 8 bits": Fault("sealed_low_terms", "", "lse is off by"),
     "scales of tokens of other items": Fault("sealed_scales_of_other_items", "const bool exists = true;", None),
-    "the end of sealed blocks in positions": Fault("sealed_end_in_numbers"),
+    "stages of the caches as sealed": Fault("sealed_flags", "flags().store(stage, 1);"),
     "values past the dims": Fault("sealed_values_past_dims", "const bool has_words = true;", OUTSIDE),
     "scales past the dims": Fault(
         "sealed_scales_past_dims", "const bool begins_group = 8 * n >= end;", "uninitialised"

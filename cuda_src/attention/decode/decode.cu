@@ -169,7 +169,7 @@ void decode_stored(const PcStoredAttentionParams params) {
 
 // The first tokens of sequences are in sealed blocks (sealed.cuh, sealed_rows.cuh).
 template <typename T, int kDim, typename InstanceOptions, int kValueDim = kDim>
-PC_KERNEL(pc_decode_shape(kDim, kValueDim).threads, pc_decode_shape(kDim, kValueDim).blocks_per_sm)
+PC_KERNEL(pc_decode_sealed_shape(kDim, kValueDim).threads, pc_decode_sealed_shape(kDim, kValueDim).blocks_per_sm)
 void decode_sealed(const PcSealedAttentionParams params) {
   using Options = OverSealed<InstanceOptions>;
   using Tile = TileFor<SealedTile<T, kDim, kValueDim>, Options>;

@@ -4,10 +4,12 @@
 // A tile of 16 tokens lies in one block, and is sealed or not as a whole: the tokens of a block are a multiple of 16.
 //
 //   stage of a sealed tile   keys          words and scales (SealedKeys)
-//                            value words   [16, kValueDim / 8]         of 2 bits half of a row; padded to kValuePitch
+//                            value words   [16, kValueDim / 8]         with 2 bits, the first half of each row is
+//                                                                      used; padded to kValuePitch
 //                            value scales  [16, kValueDim / 16, 2]     4 bytes each; padded to kScalePitch
 //
-// Of selected keys, a tile has 16 numbers: the units of a selection are multiples of 16 tokens too.
+// If keys are selected, a tile has 16 consecutive numbers: the units of a selection are also multiples of 16 tokens.
+// The ring flags each stage, because lists that are not valid can alternate between sealed blocks and the caches.
 #pragma once
 
 #include "cuda_src/attention/decode/rows.cuh"
@@ -19,14 +21,22 @@ namespace pagecore {
 template <typename T, int kDim, int kValueDim>
 struct SealedTile : DecodeTile<T, kDim, kValueDim> {
   using Keys = SealedKeys<kDim>;
+  static constexpr PcRingShape kRing = pc_decode_sealed_ring(kDim, kValueDim);
   static constexpr int kValueWords = Keys::kBytes;  // byte of a stage
   // Rows of even tokens are in different banks.
   static constexpr int kValuePitch = kValueDim / 2 + (kValueDim % 64 == 0 ? 16 : 32);
   static constexpr int kValueScales = kValueWords + 16 * kValuePitch;
   static constexpr int kScalePitch = kValueDim / 16 * 2 * 4 + 4;  // groups have 16 channels or more
 
-  static_assert(kValueScales + 16 * kScalePitch <= DecodeTile<T, kDim, kValueDim>::kRing.stage_bytes, "a tile fits");
+  static_assert(kValueScales + 16 * kScalePitch <= kRing.stage_bytes, "a tile fits");
+  static_assert(kRing.stages * 4 <= kRing.weight_bytes, "a stage has a flag");
   static_assert(kValueDim % 32 == 0, "rows of codes of 4 bits are whole units of cp.async");
+};
+
+// Keys, or values, of a stage.
+struct SealedStage {
+  Shared<pc_uint8> tile;
+  bool is_sealed;
 };
 
 // The place of the first token of a tile.
@@ -73,18 +83,27 @@ class DecodeSealedRing : public WarpRing<DecodeSealedRing<Tile>, Tile> {
 
   PC_MEMBER void copy(const PcAttentionParams& p, const WalkState& state, int stage) const {
     const TilePlace place = tile_place(p, state);
+    const Shared<pc_uint8> tile = Base::keys(stage, pc_warp());
+    if (pc_lane() == 0) {
+      flags().store(stage, place.is_sealed ? 1 : 0);  // fault: sealed_flags
+    }
     if (!place.is_sealed) {
-      copy_rows<Tile>(p, state, this->slots(), keys(stage), values(stage));
+      copy_rows<Tile>(p, state, this->slots(), tile, Base::values(stage, pc_warp()));
       return;
     }
-    copy_keys(sealed_params(p).key, p.head_dim, place, keys(stage));
-    copy_values(sealed_params(p).value, p.value_dim, state, keys(stage));
+    copy_keys(sealed_params(p).key, p.head_dim, place, tile);
+    copy_values(sealed_params(p).value, p.value_dim, state, tile);
   }
 
-  PC_MEMBER Shared<pc_uint8> keys(int stage) const { return Base::keys(stage, pc_warp()); }
-  PC_MEMBER Shared<pc_uint8> values(int stage) const { return Base::values(stage, pc_warp()); }
+  PC_MEMBER SealedStage keys(int stage) const { return {Base::keys(stage, pc_warp()), flags().load(stage) != 0}; }
+  PC_MEMBER SealedStage values(int stage) const { return {Base::values(stage, pc_warp()), flags().load(stage) != 0}; }
 
  private:
+  // Flags of the stages of the warp.
+  PC_MEMBER Shared<int> flags() const {
+    return (this->shared_ + (Tile::kRing.weights_begin() + pc_warp() * Tile::kRing.weight_bytes)).template as<int>();
+  }
+
   // The place of the tile, from the slot of the first token that the item has.
   PC_MEMBER TilePlace tile_place(const PcAttentionParams& p, const WalkState& state) const {
     const SealedSlot slot = this->slot(p);
@@ -127,15 +146,16 @@ class DecodeSealedRing : public WarpRing<DecodeSealedRing<Tile>, Tile> {
   template <int kSize>
   PC_MEMBER void copy_words(const PcSealedPlane& value, const SealedValueRow& shape, const WalkState& state,
                             const Shared<pc_uint8>& stage) const {
-    constexpr int kUnits = Tile::kValues / 2 / kSize;  // of a row of 4 bits
-    for (int at = pc_lane(); at < Tile::kTokens * kUnits; at += 32) {
-      const int row = at / kUnits, byte = at % kUnits * kSize;
-      if (byte >= Tile::kValues * value.bits / 8) continue;
+    // Units of a row, of 4 and of 2 bits: both are constants, so that no division is by a variable.
+    constexpr int kUnits = (Tile::kValues / 2 + kSize - 1) / kSize, kHalf = (Tile::kValues / 4 + kSize - 1) / kSize;
+    const bool whole = value.bits == 4;
+    for (int at = pc_lane(); at < Tile::kTokens * (whole ? kUnits : kHalf); at += 32) {
+      const int row = whole ? at / kUnits : at / kHalf, byte = (whole ? at % kUnits : at % kHalf) * kSize;
       const Global<pc_uint8> words(this->slots().load(2 * row + 1));
       const SharedAddress to = stage.address(Tile::kValueWords + row * Tile::kValuePitch + byte);
       const bool has_words = byte < 4 * shape.num_words;  // fault: sealed_values_past_dims
       const bool exists = has_words && state.keys.has(state.token + row);
-      if (kSize == 16) {
+      if constexpr (kSize == 16) {
         pc_copy_async(to, words, byte, exists);
       } else {
         pc_copy_word_async(to, words, byte, exists);

@@ -27,30 +27,20 @@ class SealedDecodeRows : public DecodeRows<Tile, ScoreOptions> {
  public:
   PC_MEMBER explicit SealedDecodeRows(const Shared<pc_uint8>& shared) : Base(shared) {}
 
-  PC_MEMBER void load(const PcAttentionParams& p, const Heads& heads, const Sequence& sequence, const PcWorkItem& item,
-                      bool negate) {
-    Base::load(p, heads, sequence, item, negate);
-    BlockTables<true> tables;
-    tables.open(p, sequence);
-    sealed_end_ = tables.length();
-    if (!ScoreOptions::kSelected) return;
-    sealed_end_ = load_selected(p, sequence).before(p, sealed_end_);  // fault: sealed_end_in_numbers
-  }
-
-  PC_MEMBER void score(const PcAttentionParams& p, const ScoreRule& rule, const Shared<pc_uint8>& keys, int token) {
-    if (token >= sealed_end_) return Base::score(p, rule, keys, token);
+  PC_MEMBER void score(const PcAttentionParams& p, const ScoreRule& rule, const SealedStage& keys, int token) {
+    if (!keys.is_sealed) return Base::score(p, rule, keys.tile, token);
     const PcSealedPlane& key = sealed_params(p).key;
     if (key.bits == 4) {
-      multiply_codes<4>(key.scale_type, keys);
+      multiply_codes<4>(key.scale_type, keys.tile);
     } else {
-      multiply_codes<2>(key.scale_type, keys);
+      multiply_codes<2>(key.scale_type, keys.tile);
     }
     this->transform(p, rule, token);
   }
 
-  PC_MEMBER void accumulate(const PcAttentionParams& p, const Shared<pc_uint8>& values, int token) {
-    if (token >= sealed_end_) return Base::accumulate(p, values, token);
-    const Shared<pc_uint8> stage = values + -Tile::kValuesBegin;
+  PC_MEMBER void accumulate(const PcAttentionParams& p, const SealedStage& values, int token) {
+    if (!values.is_sealed) return Base::accumulate(p, values.tile, token);
+    const Shared<pc_uint8> stage = values.tile + -Tile::kValuesBegin;
     const bool masks = (this->edge_ && this->several_) || (ScoreOptions::kFull && masks_all_keys(p));
     if (masks) accumulate_not_finite_codes(p, stage, token);
     if (sealed_params(p).value.bits == 4) {
@@ -226,8 +216,6 @@ class SealedDecodeRows : public DecodeRows<Tile, ScoreOptions> {
     }
     pc_sync_warp();  // fault: sealed_barrier_after_zeros
   }
-
-  int sealed_end_;  // tokens of the sequence in sealed blocks, in numbers if keys are selected
 };
 
 }  // namespace pagecore

@@ -73,7 +73,7 @@ struct SealedKeys {
 struct SealedValueRow {
   int num_words;
   int num_scale_words;  // scales and least numbers
-  bool is_whole;        // all rows consist of aligned units of 16 bytes, and of 4 bytes otherwise
+  bool is_whole;        // every row consists of aligned units of 16 bytes; if not, units of 4 bytes are copied
 
   PC_MEMBER SealedValueRow(const PcSealedPlane& value, int dim)
       : num_words(dim * value.bits / 32),

@@ -8,6 +8,7 @@ from pagecore.ops.cuda.plan.abi_attention cimport (
     PcLaunchShape,
     PcMatrixDims,
     PcStoredKernel,
+    pc_decode_sealed_shape,
     pc_decode_shape,
     pc_general_shape,
     pc_matrix_dims,
@@ -53,7 +54,8 @@ cdef str select_kernel(const KernelQuery& query, bint decode, PcLaunchShape* sha
 cdef str _select_decode(str entry, const KernelQuery& query, PcMatrixDims dims, PcLaunchShape* shape):
     if query.selected:  # few instances: dims are padded to a power of two
         dims.key = dims.value = 64 if dims.key == 64 else 128 if dims.key <= 128 else 256
-    shape[0] = pc_decode_shape(dims.key, dims.value)
+    shape[0] = (
+        pc_decode_sealed_shape(dims.key, dims.value) if query.sealed else pc_decode_shape(dims.key, dims.value))
     options = "Selected" if query.selected else "Full" if query.full else "Plain"
     return _matrix_name(entry, query.query_type, dims, options)
 
@@ -197,8 +199,10 @@ def launch_shape(str entry, tuple arguments):
     """Return the threads and the dynamic shared bytes of a block; None for kernels other than attention."""
     cdef PcLaunchShape shape
     value_dim = arguments[3] if len(arguments) > 3 else arguments[1] if len(arguments) > 1 else 0
-    if entry in ("decode", "decode_sealed"):
+    if entry == "decode":
         shape = pc_decode_shape(int(arguments[1]), int(value_dim))
+    elif entry == "decode_sealed":
+        shape = pc_decode_sealed_shape(int(arguments[1]), int(value_dim))
     elif entry == "prefill":
         shape = pc_prefill_shape(int(arguments[1]), int(value_dim), arguments[2] == "Full")
     elif entry == "prefill_sealed":

@@ -129,6 +129,7 @@ cdef extern from "cuda_src/shapes/attention.h" nogil:
 
     PcMatrixDims pc_matrix_dims(int head_dim, int value_dim)
     PcLaunchShape pc_decode_shape(int key_dim, int value_dim)
+    PcLaunchShape pc_decode_sealed_shape(int key_dim, int value_dim)
     PcLaunchShape pc_general_shape(int dim)
     const int kMaxGeneralDim "pc_max_general_dim"
 
