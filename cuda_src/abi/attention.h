@@ -45,7 +45,7 @@ static_assert(sizeof(PcTree) == 32, "the layout is part of the ABI");
 // an item are its queries times the query heads of its key head: packed row = query * group + head of the group.
 struct PcAttentionParams {
   PcRows query;  // [num_tokens, num_query_heads, head_dim]
-  PcRows out;    // [num_tokens, num_query_heads, value_dim], of the query's type
+  PcRows out;    // [num_tokens, num_query_heads, value_dim], of out_type
   PcCache key;
   PcCache value;
   PcTable table;
@@ -70,6 +70,8 @@ struct PcAttentionParams {
   pc_address alibi_slopes;  // float32 [num_query_heads]
   pc_address key_scale;     // float32 [num_kv_heads], or one number
   pc_address value_scale;   // float32 [num_kv_heads], or one number
+  pc_address query_scale;   // float32 [num_kv_heads], or one number
+  pc_address out_scale;     // float32, one number: the output is divided by it
   pc_address mask;          // bytes: [query_len, seq_len] of each sequence, one after the other; or see PcTree
   pc_address mask_starts;   // int64 [num_sequences]: first byte of each sequence in the mask
   pc_int64 mask_size;       // entries
@@ -87,7 +89,7 @@ struct PcAttentionParams {
   pc_int32 window_left;   // keys before a query's own position; -1: unbounded; below -1: chunks of -1 - window_left
   pc_int32 window_right;  // keys after it; -1: unbounded
   pc_int32 fold_tokens;  // batch-invariant: keys are summed in pieces of this length, which are joined in order; 0: off
-  PcFloat query_type;    // of query and out
+  PcFloat query_type;
   PcFloat key_type;
   PcFloat value_type;
   float scale;
@@ -95,11 +97,15 @@ struct PcAttentionParams {
   pc_int32 sink_tokens;       // first keys that are attended to in addition to the window; items do not cross their end
   pc_int16 key_scale_stride;  // elements: 1, or 0 if all heads have one number
   pc_int16 value_scale_stride;
+  PcFloat out_type;  // query_type, or PC_FLOAT8_E4M3, whose numbers saturate
+  float out_factor;  // of the output without out_scale: the inverse of its scale, or 1
+  pc_int32 query_scale_stride;
+  pc_int32 pad;
   PcSelection selection;
   PcTree tree;  // exclusive with the selection
 };
 
 static_assert(sizeof(PcSchedule) == 16, "the layout is part of the ABI");
 static_assert(__builtin_offsetof(PcAttentionParams, lse) == 232, "the layout is part of the ABI");
-static_assert(__builtin_offsetof(PcAttentionParams, num_tokens) == 344, "the layout is part of the ABI");
-static_assert(sizeof(PcAttentionParams) == 528, "the layout is part of the ABI");
+static_assert(__builtin_offsetof(PcAttentionParams, num_tokens) == 360, "the layout is part of the ABI");
+static_assert(sizeof(PcAttentionParams) == 560, "the layout is part of the ABI");

@@ -60,8 +60,8 @@ struct PcStoredAttentionParams {
 
 static_assert(sizeof(PcScales) == 32, "the layout is part of the ABI");
 static_assert(sizeof(PcStored) == 72, "the layout is part of the ABI");
-static_assert(__builtin_offsetof(PcStoredAttentionParams, key) == 528, "the layout is part of the ABI");
-static_assert(sizeof(PcStoredAttentionParams) == 672, "the layout is part of the ABI");
+static_assert(__builtin_offsetof(PcStoredAttentionParams, key) == 560, "the layout is part of the ABI");
+static_assert(sizeof(PcStoredAttentionParams) == 704, "the layout is part of the ABI");
 
 // ---- write_codes
 

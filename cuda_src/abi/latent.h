@@ -42,5 +42,5 @@ struct PcLatentParams {
   float value_factor;
 };
 
-static_assert(__builtin_offsetof(PcLatentParams, query_rope) == 528, "the layout is part of the ABI");
-static_assert(sizeof(PcLatentParams) == 584, "the layout is part of the ABI");
+static_assert(__builtin_offsetof(PcLatentParams, query_rope) == 560, "the layout is part of the ABI");
+static_assert(sizeof(PcLatentParams) == 616, "the layout is part of the ABI");

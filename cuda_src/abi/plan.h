@@ -91,8 +91,8 @@ static_assert(sizeof(PcPlanLayout) == 128, "the layout is part of the ABI");
 static_assert(__builtin_offsetof(PcPlanLayout, items) == 72, "the layout is part of the ABI");
 static_assert(__builtin_offsetof(PcPlanLayout, max_tiles) == 112, "the layout is part of the ABI");
 static_assert(sizeof(PcPlanTile) == 32, "the kernel reads a tile as two 16-byte vectors");
-static_assert(__builtin_offsetof(PcPlanParams, buffer) == 656, "the layout is part of the ABI");
-static_assert(sizeof(PcPlanParams) == 664, "the layout is part of the ABI");
+static_assert(__builtin_offsetof(PcPlanParams, buffer) == 688, "the layout is part of the ABI");
+static_assert(sizeof(PcPlanParams) == 696, "the layout is part of the ABI");
 
 namespace pagecore {
 

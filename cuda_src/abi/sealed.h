@@ -40,6 +40,6 @@ struct PcSealedAttentionParams {
 };
 
 static_assert(sizeof(PcSealedPlane) == 96, "the layout is part of the ABI");
-static_assert(__builtin_offsetof(PcSealedAttentionParams, key) == 528, "the layout is part of the ABI");
-static_assert(__builtin_offsetof(PcSealedAttentionParams, table) == 720, "the layout is part of the ABI");
-static_assert(sizeof(PcSealedAttentionParams) == 784, "the layout is part of the ABI");
+static_assert(__builtin_offsetof(PcSealedAttentionParams, key) == 560, "the layout is part of the ABI");
+static_assert(__builtin_offsetof(PcSealedAttentionParams, table) == 752, "the layout is part of the ABI");
+static_assert(sizeof(PcSealedAttentionParams) == 816, "the layout is part of the ABI");

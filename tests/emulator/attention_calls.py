@@ -47,13 +47,15 @@ Params = struct(
     """Rows query; Rows out; Cache key; Cache value; Table table; Indices rows; Indices seq_lens;
     Indices cu_query_lens; Schedule schedule; address lse; int64 lse_token_stride; int64 lse_head_stride;
     address partial_out; address partial_lse; address counters; int64 num_partial_rows; address sinks;
-    address alibi_slopes; address key_scale; address value_scale; address mask; address mask_starts; int64 mask_size;
+    address alibi_slopes; address key_scale; address value_scale; address query_scale;
+    address out_scale; address mask; address mask_starts; int64 mask_size;
     int32 num_tokens; int32 num_sequences; int32 num_query_heads; int32 num_kv_heads; int32 head_dim; int32 value_dim;
     int32 num_blocks; int32 block_size; int32 block_shift; int32 causal; int32 window_left; int32 window_right;
     int32 fold_tokens; int32 query_type; int32 key_type; int32 value_type; float scale; float softcap;
-    int32 sink_tokens; int16 key_scale_stride; int16 value_scale_stride; Selection selection; Tree tree""",
+    int32 sink_tokens; int16 key_scale_stride; int16 value_scale_stride; int32 out_type; float out_factor;
+    int32 query_scale_stride; int32 end; Selection selection; Tree tree""",
 )
-assert ctypes.sizeof(Params) == 528
+assert ctypes.sizeof(Params) == 560
 
 
 class Shape(ctypes.Structure):
@@ -214,7 +216,8 @@ class Call:
         p.block_shift = block_size.bit_length() - 1 if block_size & (block_size - 1) == 0 else -1
         p.fold_tokens = fold
         self._move_far(far)
-        p.query_type = FLOATS[dtype][0]
+        p.query_type = p.out_type = FLOATS[dtype][0]
+        p.out_factor = 1.0
         p.key_type, p.value_type = FLOATS[str(case.key_cache.dtype)][0], FLOATS[str(case.value_cache.dtype)][0]
 
     def _move_far(self, blocks: int) -> None:

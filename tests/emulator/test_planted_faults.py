@@ -10,6 +10,7 @@ from tests.cuda.kit import Kit
 from tests.emulator import (
     test_attention_kernels,
     test_device_order,
+    test_float8_faults,
     test_latent_faults,
     test_latent_row_faults,
     test_merge_faults,
@@ -191,6 +192,7 @@ def test_every_marker_is_of_a_fault_that_is_planted():
     tables = (
         test_attention_kernels.FAULTS,
         test_attention_kernels.GENERAL_FAULTS,
+        test_float8_faults.FLOAT8_FAULTS,
         test_padding_faults.PADDING_FAULTS,
         test_stored_faults.STORED_FAULTS,
         test_stored_faults.UNIT_FAULTS,

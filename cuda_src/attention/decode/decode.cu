@@ -110,7 +110,7 @@ class DecodeWorker {
     const Splits splits = splits_of(item);
     clamp_queries(p, item);
     const bool whole = splits.count == 1;
-    const float value_scale = whole ? load_value_scale(p, heads_.kv) : 1.0f;
+    const float row_factor = whole ? load_row_factor(p, heads_.kv) : 1.0f;
     const int tasks = item.query_count * heads_.count * kVectors;
     for (int task = pc_thread(); task < tasks; task += pc_num_threads()) {
       const int row = task / kVectors, d = task % kVectors * 4;
@@ -121,7 +121,7 @@ class DecodeWorker {
       const float sink = whole ? load_sink(p, head) : -pc_infinity();  // fault: sinks_in_every_split
       const RowEnd end = end_row(sums.top, sums.sum, sink);
       PC_UNROLL
-      for (int k = 0; k < 4; ++k) sums.x[k] *= end.factor * value_scale;
+      for (int k = 0; k < 4; ++k) sums.x[k] *= end.factor * row_factor;
       const ResultRow target = result_row(p, item, splits, query, head);
       store_floats<4>(target.type, target.data, target.first + d, sums.x);
       if (d == 0) target.store_lse(end.lse);

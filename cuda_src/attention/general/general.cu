@@ -65,7 +65,7 @@ class GeneralWorker {
         piece_{false, true, 0},
         token_(0),
         more_(false) {
-    const pc_int64 element = p.query_type == PC_FLOAT32 ? 4 : 2;
+    const pc_int64 element = p.out_type == PC_FLOAT32 ? 4 : p.out_type == PC_FLOAT8_E4M3 ? 1 : 2;
     const pc_uint64 steps = p.out.token_stride | p.out.head_stride | p.value_dim;
     by_four_ = steps % 4 == 0 && p.out.data % (4 * element) == 0;
   }
@@ -166,7 +166,7 @@ class GeneralWorker {
     const Splits splits = splits_of(item);
     clamp_queries(p, item);
     const bool whole = splits.count == 1 && piece_.last;
-    const float value_scale = whole ? load_value_scale(p, heads_.kv) : 1.0f;
+    const float row_factor = whole ? load_row_factor(p, heads_.kv) : 1.0f;
     const int rows = block_.rows(item), vectors = p.value_dim / N;
     for (int task = pc_thread(); task < rows * vectors; task += pc_num_threads()) {
       const int row = task / vectors, d = task % vectors * N;
@@ -178,13 +178,13 @@ class GeneralWorker {
       RowEnd end = end_row(sums.top, sums.sum, piece_.folds ? -pc_infinity() : sink);
       float x[N];
       PC_UNROLL
-      for (int k = 0; k < N; ++k) x[k] = sums.x[k] * (piece_.folds ? end.factor : end.factor * value_scale);
+      for (int k = 0; k < N; ++k) x[k] = sums.x[k] * (piece_.folds ? end.factor : end.factor * row_factor);
       if (piece_.folds) {
         const JoinedRow<N> joined = fold<N>(p, row, query, head, d, end.lse, x);
         if (!piece_.last) continue;
         end = joined.end(sink);
         PC_UNROLL
-        for (int k = 0; k < N; ++k) x[k] = joined.x[k] * (end.factor * value_scale);
+        for (int k = 0; k < N; ++k) x[k] = joined.x[k] * (end.factor * row_factor);
       }
       const ResultRow target = result_row(p, item, splits, query, head);
       store_floats<N>(target.type, target.data, target.first + d, x);

@@ -14,9 +14,14 @@ PC_DEVICE float load_or(pc_address array, int i, float absent) {
   return array == 0 ? absent : Global<float>(array).load(i);
 }
 
-// The given factor of the values of a key head.
-PC_DEVICE float load_value_scale(const PcAttentionParams& p, int kv_head) {
-  return load_or(p.value_scale, kv_head * p.value_scale_stride, 1.0f);
+// The factor of the output by its own scale.
+PC_DEVICE float load_out_factor(const PcAttentionParams& p) {
+  return p.out_scale == 0 ? p.out_factor : 1.0f / Global<float>(p.out_scale).load(0);
+}
+
+// The factor of a row of the output: the given one of the values of a key head, times that of the output.
+PC_DEVICE float load_row_factor(const PcAttentionParams& p, int kv_head) {
+  return load_or(p.value_scale, kv_head * p.value_scale_stride, 1.0f) * load_out_factor(p);
 }
 
 // ---- work

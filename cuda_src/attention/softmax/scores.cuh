@@ -38,7 +38,8 @@ struct ScoreRule {
 
 template <typename Options>
 PC_DEVICE ScoreRule make_rule(const PcAttentionParams& p, int kv_head) {
-  const float scale = p.scale * load_or(p.key_scale, kv_head * p.key_scale_stride, 1.0f);
+  const float query_scale = load_or(p.query_scale, kv_head * p.query_scale_stride, 1.0f);  // fault: query_scale
+  const float scale = p.scale * load_or(p.key_scale, kv_head * p.key_scale_stride, 1.0f) * query_scale;
   const float size = pc_max(scale, -scale);
   ScoreRule rule;
   rule.negate = scale < 0.0f;

@@ -4,15 +4,27 @@
 
 #include "cuda_src/attention/softmax/scores.cuh"
 #include "cuda_src/device/floats.cuh"
+#include "cuda_src/device/formats.cuh"
 
 namespace pagecore {
 
 // ---- elements of a type that is known only at run time
 
+// Two numbers as adjacent codes of e4m3; larger numbers become the largest code.
+PC_DEVICE pc_uint32 e4m3_pair(float low, float high) {
+  return static_cast<pc_uint32>(e4m3_of(low) | e4m3_of(high) << 8);
+}
+
 // Stores N adjacent elements, N == 1 or 4; the index of four is a multiple of 4.
 template <int N>
 PC_DEVICE void store_floats(PcFloat type, pc_address data, pc_int64 i, const float (&x)[N]) {
-  if constexpr (N == 1) {
+  if (type == PC_FLOAT8_E4M3) {
+    if constexpr (N == 1) {
+      Global<pc_uint8>(data).store(i, static_cast<pc_uint8>(e4m3_of(x[0])));
+    } else {
+      Global<pc_uint32>(data).store(i / 4, e4m3_pair(x[0], x[1]) | e4m3_pair(x[2], x[3]) << 16);
+    }
+  } else if constexpr (N == 1) {
     store_float(type, data, i, x[0]);
   } else if (type == PC_FLOAT32) {
     Global<float>(data).store_vector(
@@ -57,7 +69,7 @@ PC_DEVICE void clear_padding(const PcAttentionParams& p, const Heads& heads, int
     for (int head = heads.first; head < heads.first + heads.count; ++head) {
       const pc_int64 at = row_offset(p.out, row, head);
       for (int d = pc_thread(); d < p.value_dim; d += pc_num_threads())
-        store_float(p.query_type, p.out.data, at + d, 0);
+        store_floats<1>(p.out_type, p.out.data, at + d, {0.0f});
       if (pc_thread() == 0) store_lse(p, row, head, -pc_infinity());
     }
   }
@@ -104,7 +116,7 @@ PC_DEVICE ResultRow result_row(const PcAttentionParams& p, const PcWorkItem& ite
                                int head) {
   if (splits.count == 1) {
     const int query_row = item.query_begin + query;
-    return {p.query_type, p.out.data, row_offset(p.out, query_row, head), p.lse, lse_offset(p, query_row, head)};
+    return {p.out_type, p.out.data, row_offset(p.out, query_row, head), p.lse, lse_offset(p, query_row, head)};
   }
   const pc_int64 row = splits.row(query) * p.num_query_heads + head;
   return {PC_FLOAT32, p.partial_out, row * p.value_dim, p.partial_lse, row};
@@ -199,7 +211,7 @@ PC_DEVICE void join_parts(const PcAttentionParams& p, const RowsOf& heads, const
                           bool whole) {
   const Global<float> partial_lse(p.partial_lse), partial_out(p.partial_out);
   const pc_int64 lse_step = static_cast<pc_int64>(parts.step) * p.num_query_heads;
-  const float value_scale = whole ? load_value_scale(p, heads.kv) : 1.0f;
+  const float row_factor = whole ? load_row_factor(p, heads.kv) : 1.0f;
   const int rows = heads.num_rows(item), vectors = p.value_dim / N;
   for (int task = pc_thread(); task < rows * vectors; task += pc_num_threads()) {
     const int row = task / vectors, d = task % vectors * N;
@@ -211,10 +223,10 @@ PC_DEVICE void join_parts(const PcAttentionParams& p, const RowsOf& heads, const
                  joined);
     const RowEnd end = joined.end(whole ? load_sink(p, head) : -pc_infinity());
     PC_UNROLL
-    for (int k = 0; k < N; ++k) joined.x[k] *= end.factor * value_scale;
+    for (int k = 0; k < N; ++k) joined.x[k] *= end.factor * row_factor;
     const int query_row = item.query_begin + query;
     if (whole) {
-      store_floats<N>(p.query_type, p.out.data, row_offset(p.out, query_row, head) + d, joined.x);
+      store_floats<N>(p.out_type, p.out.data, row_offset(p.out, query_row, head) + d, joined.x);
       if (d == 0) store_lse(p, query_row, head, end.lse);
     } else {
       store_floats<N>(PC_FLOAT32, p.partial_out, at * p.value_dim + d, joined.x);

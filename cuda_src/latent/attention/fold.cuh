@@ -42,7 +42,7 @@ PC_DEVICE void clear_latent_padding(const PcAttentionParams& p) {
     for (int head = 0; head < p.num_query_heads; ++head) {
       const pc_int64 at = row_offset(p.out, row, head);
       for (int d = pc_thread(); d < p.value_dim; d += pc_num_threads())
-        store_float(p.query_type, p.out.data, at + d, 0);
+        store_floats<1>(p.out_type, p.out.data, at + d, {0.0f});
       if (pc_thread() == 0) store_lse(p, row, head, -pc_infinity());
     }
   }

@@ -32,12 +32,12 @@ _ARRAY = (torch.Tensor, type(None))
 _NUMBER = (float, int, torch.SymFloat, torch.SymInt)
 _BOOLS = (bool, np.bool_, torch.SymBool)
 # Given for a layer or for each head.
-_FACTORS = ("key_scale", "value_scale")
+_FACTORS = ("key_scale", "value_scale", "query_scale", "output_scale")
 _OPTIONS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(
         ("rows", "cu_query_lens", "sinks", "alibi_slopes", "mask", "tree_mask", "positions", "plan"), _ARRAY
     ),
-    **dict.fromkeys(("key_scale", "value_scale", "key_scale_cache", "value_scale_cache", "cu_parts"), _ARRAY),
+    **dict.fromkeys((*_FACTORS, "key_scale_cache", "value_scale_cache", "cu_parts"), _ARRAY),
     **dict.fromkeys(("blocks", "block_counts", "indices", "index_counts"), _ARRAY),
     **dict.fromkeys(("key_min", "key_max", "label", "label_channels"), _ARRAY),
     **dict.fromkeys((*SEALED_PLANES, "sealed_block_table", "sealed_lens"), _ARRAY),
@@ -125,6 +125,13 @@ def per_head_scale(scale: Scale, key_cache: torch.Tensor) -> Any:
     if not isinstance(scale, (*_NUMBER, np.number)) or not isinstance(key_cache, torch.Tensor):
         return scale
     return torch.full((_num_kv_heads(key_cache),), float(scale), dtype=torch.float32, device=key_cache.device)
+
+
+def one_scale(scale: Scale, key_cache: torch.Tensor) -> Any:
+    """Return a number as a float32 tensor ``[1]``; return any other value unchanged."""
+    if _is_bool(scale) or not isinstance(scale, (*_NUMBER, np.number)) or not isinstance(key_cache, torch.Tensor):
+        return scale
+    return torch.full((1,), float(scale), dtype=torch.float32, device=key_cache.device)
 
 
 def _num_kv_heads(key_cache: torch.Tensor) -> int:

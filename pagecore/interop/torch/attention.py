@@ -13,6 +13,7 @@ from pagecore.interop.torch.arguments import (
     Scale,
     Window,
     check_arguments,
+    one_scale,
     per_head_scale,
     refuse_stream,
     take_limits,
@@ -103,6 +104,8 @@ def paged_attention(
     sink_tokens: int | None = None,
     key_scale: Scale = None,
     value_scale: Scale = None,
+    query_scale: Scale = None,
+    output_scale: Scale = None,
     out: torch.Tensor | None = None,
     return_lse: bool = False,
     **options: Any,
@@ -124,6 +127,10 @@ def paged_attention(
     chunk, sink_tokens : int, optional
     key_scale, value_scale : float, Tensor [Hkv] or Tensor [num_blocks, block_size, Hkv, groups], optional
         A given factor, or the plane of the scales of a format.
+    query_scale : float, or Tensor [Hkv] or of one number, optional
+        Factor of a float8 query.
+    output_scale : float, or Tensor of one number, optional
+        Divisor of an output in float8_e4m3fn. Numbers become tensors on the device of the caches, which is a launch.
     out : Tensor, [T, Hq, Dv], optional
         Mutated and returned. Not supported together with `return_lse`.
     return_lse : bool
@@ -151,6 +158,10 @@ def paged_attention(
         options["key_scale"] = per_head_scale(key_scale, key_cache)
     if value_scale is not None:
         options["value_scale"] = per_head_scale(value_scale, key_cache)
+    if query_scale is not None:
+        options["query_scale"] = per_head_scale(query_scale, key_cache)
+    if output_scale is not None:
+        options["output_scale"] = one_scale(output_scale, key_cache)
     refuse_stream(options)
     take_sealed(options)
     if type(options.get("plan")) is ops.AttentionPlan:

@@ -12,6 +12,7 @@ from pagecore.interop.torch.arguments import SEALED_PLANES
 from pagecore.interop.torch.plans import check_lengths, check_plan, empty_plan
 
 _CODES = (torch.int8, torch.uint8)
+_QUERY_CODES = (torch.float8_e4m3fn, torch.float8_e5m2)
 _WRITTEN = ("key_scale_cache", "value_scale_cache", "key_min", "key_max", "label")
 
 
@@ -33,7 +34,10 @@ def _paged_attention(query: Any, key_cache: Any, value_cache: Any, table: Any, l
     _refuse_meta_mix(query, block_table=table, seq_lens=lens, **options)
     check_plan(options.get("plan"), query, key_cache, lens, options.get("sink_tokens", 0) > 0)
     dim = value_cache.shape[3] * (2 if value_cache.dtype == torch.uint8 else 1)  # a byte of a format holds two numbers
-    return query.new_empty((query.shape[0], query.shape[1], dim))
+    dtype = query.dtype if query.dtype not in _QUERY_CODES else torch.bfloat16
+    if options.get("output_scale") is not None:
+        dtype = torch.float8_e4m3fn
+    return query.new_empty((query.shape[0], query.shape[1], dim), dtype=dtype)
 
 
 def _paged_attention_lse(query: Any, *arrays: Any, **options: Any) -> Any:
@@ -46,8 +50,11 @@ def _paged_attention_out(
 ) -> None:
     expected = _paged_attention(query, key_cache, value_cache, table, lens, **options)
     _check_traced(("query", query, 3), ("out", out, 3))
-    if out.dtype != expected.dtype:
-        raise UnsupportedDtype(f"out is {out.dtype}; it must be {expected.dtype}, as query is")
+    taken = {expected.dtype, torch.float8_e4m3fn}
+    if query.dtype in _QUERY_CODES and options.get("output_scale") is None:
+        taken |= {torch.float32, torch.float16}
+    if out.dtype not in taken:
+        raise UnsupportedDtype(f"out is {out.dtype}; it must be {expected.dtype}, as query is, or torch.float8_e4m3fn")
     _refuse_symbolic_offset(out=out)
 
 

@@ -15,7 +15,8 @@ _ATTENTION = (
     "float value_global_scale=1.0, Tensor? blocks=None, Tensor? block_counts=None, Tensor? indices=None, "
     "Tensor? index_counts=None, int? chunk=None, int sink_tokens=0, Tensor? tree_mask=None, "
     "Tensor? positions=None, Tensor? sealed_key=None, Tensor? sealed_value=None, Tensor? sealed_key_scale=None, "
-    "Tensor? sealed_value_scale=None, Tensor? sealed_block_table=None, Tensor? sealed_lens=None"
+    "Tensor? sealed_value_scale=None, Tensor? sealed_block_table=None, Tensor? sealed_lens=None, "
+    "Tensor? query_scale=None, Tensor? output_scale=None"
 )
 _PLAN = (
     "Tensor? cu_query_lens, Tensor seq_lens, *, SymInt num_tokens, int num_query_heads, int num_kv_heads, "

@@ -33,6 +33,8 @@ def paged_attention(
     key_global_scale: float = 1.0,
     value_global_scale: float = 1.0,
     sealed: SealedBlocks | None = None,
+    query_scale: Any = None,
+    output_scale: Any = None,
     out: Any = None,
     return_lse: bool = False,
     plan: AttentionPlan | None = None,

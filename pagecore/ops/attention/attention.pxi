@@ -18,7 +18,6 @@ from pagecore.ops.arguments._arguments cimport (
     finished,
     finite_number,
     flat_mask,
-    float_tensor,
     given_factor,
     given_indices,
     head_numbers,
@@ -73,6 +72,8 @@ def paged_attention(
     key_global_scale=1.0,
     value_global_scale=1.0,
     sealed=None,
+    query_scale=None,
+    output_scale=None,
     out=None,
     return_lse=False,
     plan=None,
@@ -87,8 +88,9 @@ def paged_attention(
     Parameters
     ----------
     query : array, [T, Hq, D]
-        float32, float16 or bfloat16. The last axis is contiguous, here and below; other strides are free. Rows from
-        ``cu_query_lens[-1]`` on are padding: their output is 0 and their lse -inf.
+        float32, float16 or bfloat16, or the codes of a query in float8_e4m3fn or float8_e5m2, with `query_scale`. The
+        last axis is contiguous, here and below; other strides are free. Rows from ``cu_query_lens[-1]`` on are padding:
+        their output is 0 and their lse -inf.
     key_cache, value_cache : array, [num_blocks, block_size, Hkv, D] and [num_blocks, block_size, Hkv, Dv]
         float32, float16 or bfloat16, or the codes of a format, as `write_kv` stores them; each independent of the other
         and of the dtype of `query`. The last axis of uint8 codes has half the length. Hq must be a multiple of Hkv.
@@ -152,9 +154,17 @@ def paged_attention(
         ``sealed.lens[i]`` of the `seq_lens` tokens are read from there; `key_cache`, `value_cache` and `block_table`
         have the others, and entries of `block_table` before them are not used. The caches have float32, float16 or
         bfloat16 numbers. All options apply to both, and count positions of the whole sequence.
+    query_scale : float, or [Hkv], optional
+        Factor of a float8 query, for the layer or for the query heads of each key head; 1 by default, above 0. Other
+        queries have none.
+    output_scale : float, or array of one number, optional
+        Divisor of an output in float8_e4m3fn, above 0; 1 by default. The output is
+        ``attention / output_scale``, rounded once to the nearest code, ties to even. Numbers beyond 448 saturate, and
+        NaN stays NaN. Without `out`, a new array in float8_e4m3fn is returned.
     out : array, [T, Hq, Dv], optional
-        Array for the output, in the dtype of `query`; it is returned. It may be `query` itself; otherwise it must not
-        overlap any input.
+        Array for the output; it is returned. Its dtype is that of `query` or float8_e4m3fn; with a float8 query it may
+        be any of float32, float16, bfloat16 and float8_e4m3fn, and a new array is bfloat16. It may be `query` itself,
+        in the same dtype; otherwise it must not overlap any input.
     return_lse : bool
         Return ``(out, lse)``. lse is the natural logarithm of the denominator of the softmax, float32 [T, Hq].
     plan : AttentionPlan, optional
@@ -186,6 +196,11 @@ def paged_attention(
 
     Notes
     -----
+    A float8 query is converted to rows of the dtype of `out` before the call, which is exact; if `out` is float8, of
+    the dtype of the keys, or bfloat16 over quantised keys. The call allocates these rows, and on the host a float32
+    output that is rounded to a float8 `out`. One `query_scale` is multiplied into `scale`, one for each head into
+    `key_scale`.
+
     On the host, large calls run on up to `num_threads` threads. Sums are float32. If query, key and value are bfloat16
     and the instruction set multiplies bfloat16 (x86-64-v4-bf16, x86-64-v4-amx), softmax weights are rounded to bfloat16
     and denormal numbers count as 0. Codes times the scales of their groups count as bfloat16, which holds them exactly;
@@ -217,7 +232,7 @@ def paged_attention(
     (1, 8, 64)
     """
     cdef Place place
-    cdef Tensor q = float_tensor(query, "query", 3, 1, "[num_tokens, num_query_heads, head_dim]")
+    cdef Tensor q = query_tensor(query)
     find_place(&place, q, "query", query, stream)
     cdef StoredCache keys = stored_cache(key_cache, key_scale, "key", &place)
     cdef StoredCache values = stored_cache(value_cache, value_scale, "value", &place)
@@ -280,13 +295,19 @@ def paged_attention(
     value_factor = given_factor(values, value_scale, value_global_scale, "value")
     cdef Tensor key_scales = scale_numbers(key_factor, "key_scale", num_kv_heads, False, &place)
     cdef Tensor value_scales = scale_numbers(value_factor, "value_scale", num_kv_heads, False, &place)
+    cdef double out_factor
+    cdef int out_code = output_dtype(out, output_scale, q)
+    cdef Tensor query_scales = read_query_scale(query_scale, q, num_kv_heads, &factor, &place)
+    cdef Tensor out_scale = read_output_scale(output_scale, &out_factor, &place)
 
     cdef int64_t shape[3]
     shape[0], shape[1], shape[2] = q.shape_[0], num_heads, values.dim
-    cdef Tensor result = float_result(out, "out", shape, q.dtype_code, query, &place)
+    cdef Tensor result = float_result(out, "out", shape, out_code, query, &place)
     if out is not None:
         check_out(
             result, q, keys, values, table, lens, picked, cu, sink_numbers, slopes, bits, key_scales, value_scales)
+        check_apart(result, "out", query_scales, "query_scale")
+        check_apart(result, "out", out_scale, "output_scale")
         if selected is not None:
             selected.check_apart_from(result)
         if tree is not None:
@@ -297,15 +318,22 @@ def paged_attention(
     cdef Selection selection
     if selected is not None and place.device_type == CPU:
         selected.fill(&selection)
+    cdef Tensor rows_of_query, unrounded
+    cdef int row_code = compute_dtype(q, keys, out_code)
     if place.device_type == CPU:
+        rows_of_query = widened(q, row_code, query, &place)
+        unrounded = result if out_code <= LAST_FLOAT else new_tensor(3, shape, FLOAT32, False)
         run_attention(
-            q, keys, values, table, lens, picked, cu, kept_plan, factor, is_causal, left, right, num_sinks, cap,
-            sink_numbers, slopes, bits, tree, key_scales, value_scales, older, result, lse, selection,
+            rows_of_query, keys, values, table, lens, picked, cu, kept_plan, factor, is_causal, left, right, num_sinks,
+            cap, sink_numbers, slopes, bits, tree, product_of(key_scales, query_scales), value_scales, older, unrounded,
+            lse, selection,
         )
+        if unrounded is not result:
+            narrow(unrounded, result, out_factor)
     else:
         await_arrays((query, key_cache, value_cache, block_table, seq_lens, rows, cu_query_lens, sinks, alibi_slopes,
                       mask, tree_mask, positions, blocks, block_counts, indices, index_counts, key_scale, value_scale,
-                      sealed, out, None if planned is None else plan), &place)
+                      sealed, query_scale, output_scale, out, None if planned is None else plan), &place)
         check_given_batch(
             q, k, v, table, lens, picked, cu, is_causal, left, right, num_sinks, bits, tree, selected, older)
         table = to_device(table, "block_table", &place)
@@ -321,10 +349,11 @@ def paged_attention(
             older.send(k.shape_[1], &place)
         if selected is not None:
             selected.send(lens, table.shape_[1] * keys.codes.shape_[1], &place)
+        rows_of_query = widened(q, row_code, query, &place)
         launch_attention(
-            q, keys, values, table, lens, picked, cu, kept_plan, planned, factor, is_causal, left, right, num_sinks,
-            cap, sink_numbers, slopes, bits, tree, key_scales, value_scales, selected, older, result, lse, checked,
-            query, &place,
+            rows_of_query, keys, values, table, lens, picked, cu, kept_plan, planned, factor, is_causal, left, right,
+            num_sinks, cap, sink_numbers, slopes, bits, tree, key_scales, value_scales, query_scales, out_factor,
+            out_scale, selected, older, result, lse, checked, query, &place,
         )
         note_written(result, &place)
     given = finished(result, query, &place) if out is None else out

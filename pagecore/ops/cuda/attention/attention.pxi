@@ -55,8 +55,8 @@ cdef int attention(
         Tensor query, StoredCache keys, StoredCache values, Tensor block_table, Tensor seq_lens, Tensor rows,
         Tensor cu_query_lens, AttentionPlan plan, Tensor planned, double scale, bint causal, int64_t window_left,
         int64_t window_right, int64_t sink_tokens, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask,
-        TreeMask tree, Tensor key_scale, Tensor value_scale, Selected selected, Sealed sealed, Tensor out, Tensor lse,
-        bint checks_plan, object example, const Place* place) except -1:
+        TreeMask tree, Tensor key_scale, Tensor value_scale, Tensor query_scale, double out_factor, Tensor out_scale,
+        Selected selected, Sealed sealed, Tensor out, Tensor lse, bint checks_plan, object example, const Place* place) except -1:
     cdef PcAttentionParams p
     cdef PcStoredAttentionParams stored
     cdef PcSealedAttentionParams older  # absent: its codes have 0 bits
@@ -77,6 +77,8 @@ cdef int attention(
     p.sinks, p.alibi_slopes = address_of(sinks), address_of(alibi_slopes)
     p.key_scale, p.value_scale = address_of(key_scale), address_of(value_scale)
     p.key_scale_stride, p.value_scale_stride = scale_stride(key_scale), scale_stride(value_scale)
+    p.query_scale, p.query_scale_stride = address_of(query_scale), scale_stride(query_scale)
+    p.out_type, p.out_factor, p.out_scale = <PcFloat>out.dtype_code, <float>out_factor, address_of(out_scale)
     if mask is not None:
         p.mask, p.mask_size = address_of(mask), mask.shape_[0]
     if tree is not None:
@@ -183,8 +185,9 @@ cdef int fill_selection(PcAttentionParams* p, Selected selected) except -1:
 # ---- launches
 
 cdef bint is_plain_memory(Tensor query, StoredCache keys, StoredCache values, Tensor out) noexcept:
-    """Return True if every row of elements or codes begins at a multiple of 16 bytes."""
-    return (row_bits(query) | row_bits(keys.codes) | row_bits(values.codes) | row_bits(out)) % 16 == 0
+    """Return True if every row of elements or codes begins at a multiple of 16 bytes, of a float8 output of 4."""
+    cdef int64_t unit = 16 if out.itemsize > 1 else 4
+    return (row_bits(query) | row_bits(keys.codes) | row_bits(values.codes)) % 16 == 0 and row_bits(out) % unit == 0
 
 
 cdef int64_t row_bits(Tensor tensor) noexcept:

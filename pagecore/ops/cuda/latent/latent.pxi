@@ -57,7 +57,8 @@ cdef int attend_latent(
     p.table, p.rows = device_table(table_array(table)), device_indices(index_array(rows))
     p.num_tokens, p.num_sequences = <int32_t>query.shape_[0], <int32_t>lens.shape_[0]
     p.num_query_heads, p.num_kv_heads = <int32_t>query.shape_[1], 1
-    p.query_type = <PcFloat>query.dtype_code
+    p.query_type = p.out_type = <PcFloat>query.dtype_code
+    p.out_factor = 1.0
     p.causal = options.causal
     p.window_left, p.window_right = <int32_t>options.window_left, <int32_t>options.window_right
     p.scale = <float>options.scale

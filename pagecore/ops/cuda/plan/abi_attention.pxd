@@ -66,6 +66,8 @@ cdef extern from "cuda_src/abi/plan.h" nogil:
         uint64_t alibi_slopes
         uint64_t key_scale
         uint64_t value_scale
+        uint64_t query_scale
+        uint64_t out_scale
         uint64_t mask
         uint64_t mask_starts
         int64_t mask_size
@@ -90,6 +92,9 @@ cdef extern from "cuda_src/abi/plan.h" nogil:
         int32_t sink_tokens
         int16_t key_scale_stride
         int16_t value_scale_stride
+        PcFloat out_type
+        float out_factor
+        int32_t query_scale_stride
         PcSelection selection
         PcTree tree
 

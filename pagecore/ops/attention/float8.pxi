@@ -1,0 +1,198 @@
+"""float8 queries and outputs of attention: their scales, and the conversions around a call.
+
+Queries in float8 become rows of 16 or 32 bits before the kernel runs, which rounds nothing. An output in float8 is
+rounded once, from float32: by the kernel on CUDA, and from an array of the call on the host.
+"""
+
+from libc.stdint cimport int64_t
+
+from pagecore.arrays.dtypes.codes cimport CPU, FLOAT8_E4M3FN, FLOAT8_E5M2, FLOAT32, LAST_FLOAT, DType
+from pagecore.arrays.tensors._tensor cimport Tensor, as_tensor, new_tensor, size_of
+from pagecore.ops.args cimport Format
+from pagecore.ops.arguments._arguments cimport (
+    Place,
+    StoredCache,
+    any_tensor,
+    check_aligned,
+    check_last_axis,
+    check_rank,
+    divisors,
+    float_tensor,
+    is_plain,
+    new_result,
+)
+from pagecore.ops.codecs._codecs cimport convert_rows
+from pagecore.ops.cpu._cpu cimport dequantize as run_dequantize, quantize as run_quantize
+from pagecore.ops.cpu.args cimport Codec
+
+import numpy as np
+
+from pagecore.arrays.cuda.current import runtime
+from pagecore.arrays.dtypes.dtype import DTYPES
+from pagecore.arrays.tensors.results import lasts_for_graphs
+from pagecore.errors import DeviceError, PagecoreError, ShapeError, UnsupportedOption
+
+# The inverse of a smaller scale may overflow float32.
+SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
+
+
+cdef bint is_float8(Tensor tensor) noexcept:
+    return tensor.dtype_code == FLOAT8_E4M3FN or tensor.dtype_code == FLOAT8_E5M2
+
+
+cdef Tensor query_tensor(object query):
+    """Return a view of [num_tokens, num_query_heads, head_dim] in a float dtype, or in float8."""
+    cdef str axes = "[num_tokens, num_query_heads, head_dim]"
+    cdef Tensor tensor
+    if "float8" not in str(getattr(query, "dtype", "")):
+        return float_tensor(query, "query", 3, 1, axes)
+    tensor = any_tensor(query, "query")
+    if not is_float8(tensor):
+        return float_tensor(query, "query", 3, 1, axes)
+    check_rank(tensor, "query", 3, axes)
+    for axis in (1, 2):
+        if tensor.shape_[axis] == 0:
+            raise ShapeError(f"query has shape {tensor.shape}, {axes}; axis {axis} must have at least 1 element")
+    check_last_axis(tensor, "query")
+    return tensor
+
+
+cdef int output_dtype(object out, object output_scale, Tensor query) except -1:
+    """Return the code of the dtype that the output has, or must have."""
+    cdef int default = LAST_FLOAT if is_float8(query) else query.dtype_code  # bfloat16
+    if out is None:
+        return default if output_scale is None else FLOAT8_E4M3FN
+    cdef int given = any_tensor(out, "out").dtype_code
+    if given == FLOAT8_E4M3FN:
+        return given
+    if output_scale is not None:
+        raise UnsupportedOption(
+            f"output_scale is given and out is {DTYPES[given]}; only an output in float8_e4m3fn has a scale: leave "
+            "output_scale out, or pass an array of that dtype"
+        )
+    return given if is_float8(query) and given <= LAST_FLOAT else default
+
+
+cdef int compute_dtype(Tensor query, StoredCache keys, int output) noexcept:
+    """Return the dtype of the query rows that kernels read: of a float8 query, one that suits output and cache."""
+    if not is_float8(query):
+        return query.dtype_code
+    if output <= LAST_FLOAT:
+        return output
+    return keys.codes.dtype_code if is_plain(keys) else LAST_FLOAT
+
+
+# ---- scales
+
+cdef Tensor read_query_scale(object scale, Tensor query, int64_t num_kv_heads, double* factor, const Place* place):
+    """Multiply `factor` by one number, or return numbers of heads; None if there are none."""
+    cdef float number
+    if scale is None:
+        return None
+    if not is_float8(query):
+        raise UnsupportedOption(
+            f"query_scale is given and query is {query.dtype}; only a float8 query has a scale: leave query_scale out, "
+            "or multiply scale by it"
+        )
+    check_positive(scale, "query_scale")
+    cdef Tensor numbers = divisors(scale, "query_scale", num_kv_heads, place, &number)
+    factor[0] *= number
+    return numbers
+
+
+cdef Tensor read_output_scale(object scale, double* factor, const Place* place):
+    """Set `factor` to the inverse of one number, or return an array of one number, which is on CUDA."""
+    cdef float number
+    factor[0] = 1.0
+    if scale is None:
+        return None
+    check_positive(scale, "output_scale")
+    cdef Tensor numbers = divisors(scale, "output_scale", 1, place, &number)
+    if numbers is not None and numbers.device_type == CPU:
+        number = (<float*>numbers.data)[0]
+        numbers = None
+    factor[0] = 1.0 / number
+    return numbers
+
+
+cdef int check_positive(object scale, str name) except -1:
+    """Check the numbers that are on the host; `divisors` refuses what are no numbers."""
+    try:
+        values = scale if isinstance(scale, (float, int, list, tuple)) else any_tensor(scale, name)
+        if isinstance(values, Tensor):
+            if (<Tensor>values).device_type != CPU:
+                return 0
+            values = (<Tensor>values).numpy()
+        with np.errstate(all="ignore"):
+            numbers = np.asarray(values, np.float32).reshape(-1)
+    except (PagecoreError, TypeError, ValueError, OverflowError):
+        return 0
+    good = (numbers >= SMALLEST_SCALE) & (numbers < np.inf)
+    if not good.all():
+        raise UnsupportedOption(
+            f"{name} holds {numbers[np.argmin(good)]}; as a float32 it must be {SMALLEST_SCALE:.3g} or more, and finite"
+        )
+    return 0
+
+
+cdef Tensor product_of(Tensor a, Tensor b):
+    """Return the products of numbers of heads on the host; None stands for ones."""
+    if a is None or b is None:
+        return b if a is None else a
+    with np.errstate(all="ignore"):
+        return as_tensor(a.numpy().astype(np.float32) * b.numpy().astype(np.float32))
+
+
+# ---- conversions
+
+cdef Tensor widened(Tensor codes, int dtype_code, object example, const Place* place):
+    """Return a float8 query in a float dtype that holds every code; a query in that dtype itself."""
+    cdef Tensor numbers
+    if codes.dtype_code == dtype_code:
+        return codes
+    if place.device_type == CPU:
+        numbers = new_tensor(3, codes.shape_, dtype_code, False)
+        convert_on_host(numbers, codes, NULL, False)
+        return numbers
+    if runtime().is_capturing(place.stream) and not lasts_for_graphs(example):
+        raise DeviceError(
+            f"stream {place.stream:#x} is being captured, and a call with a float8 query frees its converted rows when "
+            "it returns, before the graph runs: capture the call with torch tensors, or pass the query in bfloat16"
+        )
+    numbers = new_result(3, codes.shape_, dtype_code, example, place)
+    if size_of(numbers) > 0:
+        convert_rows(format_of_codes(codes), numbers, codes, None, None, False, False, place)
+    return numbers
+
+
+cdef int narrow(Tensor numbers, Tensor codes, double factor) except -1:
+    """Write float32 numbers times a factor as float8 codes, on the host."""
+    cdef float divisor = <float>(1.0 / factor)
+    return convert_on_host(numbers, codes, &divisor, True)
+
+
+cdef Format format_of_codes(Tensor codes) noexcept:
+    return Format.E4M3 if codes.dtype_code == FLOAT8_E4M3FN else Format.E5M2
+
+
+cdef int convert_on_host(Tensor numbers, Tensor codes, const float* divisor, bint quantizes) except -1:
+    """Convert contiguous numbers to codes of any strides, or back."""
+    cdef Codec codec
+    cdef int64_t num_tokens = codes.shape_[0], num_heads = codes.shape_[1], step = codes.strides_[1], token
+    cdef bint follows = num_tokens == 1 or num_heads == 1 or codes.strides_[0] == num_heads * step
+    if size_of(numbers) == 0:
+        return 0
+    codec.format, codec.type = format_of_codes(codes), <DType>numbers.dtype_code
+    codec.dim, codec.numbers_stride = codes.shape_[2], numbers.strides_[1]
+    codec.codes_stride = codes.strides_[0] if num_heads == 1 else step
+    codec.num_rows = num_tokens * num_heads if follows else num_heads
+    if divisor != NULL:
+        codec.factors, codec.num_factors = divisor, 1
+    for token in range(1 if follows else num_tokens):
+        codec.numbers = numbers.data + token * numbers.strides_[0]
+        codec.codes = codes.data + token * codes.strides_[0]
+        if quantizes:
+            run_quantize(codec)
+        else:
+            run_dequantize(codec)
+    return 0

@@ -1,0 +1,44 @@
+"""float8 queries and outputs of attention: cases, and the bound of a result that is rounded to float8 once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tests.ops.cases import Array, Case
+
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+E5M2 = np.dtype(ml_dtypes.float8_e5m2)
+LARGEST = 448.0
+
+
+def with_float8_query(case: Case, dtype: np.dtype[Any] = E4M3) -> Case:
+    """Return the case with its query rounded to float8."""
+    return replace(case, query=case.query.astype(np.float32).astype(dtype))
+
+
+def dequantised(case: Case, scale: Any = 1.0) -> Case:
+    """Return the case with the numbers that the codes of the query stand for, in float64."""
+    group = case.query.shape[1] // case.key_cache.shape[2]
+    factors = np.broadcast_to(np.asarray(scale, np.float64), case.key_cache.shape[2]).repeat(group)
+    return replace(case, query=case.query.astype(np.float64) * factors[:, None])
+
+
+def neighbours(numbers: Array, slack: float) -> tuple[Array, Array]:
+    """Return the codes of numbers that are less, and greater, by `slack`."""
+    limited = np.clip(np.stack([numbers - slack, numbers + slack]), -LARGEST, LARGEST)
+    low, high = limited.astype(np.float32).astype(E4M3).astype(np.float64)
+    return low, high
+
+
+def assert_rounded_once(out: Array, expected: Array, scale: float, slack: float) -> None:
+    """Check that each code is that of a number within `slack` of the expected one, divided by the scale."""
+    assert out.dtype == E4M3
+    got = out.astype(np.float64)
+    low, high = neighbours(expected / scale, slack / scale)
+    assert np.isfinite(got).all()
+    wrong = (got < low) | (got > high)
+    assert not wrong.any(), f"{np.count_nonzero(wrong)} of {wrong.size} codes are not the nearest ones"
