@@ -101,7 +101,7 @@ class AnyEngine:
         if self.state is not None:
             self.states = self.cache.plane("hash", self.state).numpy()[:, 0]
             self.states[1:] = POISON
-        self.runs, self.requests, self.ended, self.cancelled = {}, {}, {}, set()
+        self.runs, self.requests, self.ended, self.last, self.cancelled = {}, {}, {}, {}, set()
         self.previous = self.sampled = None
 
     def draw_layers(self):
@@ -159,7 +159,8 @@ class AnyEngine:
         request = Request(
             number, ids, new, draw.choice([1, 1, 1, 2, 3]), namespace=draw.choice([None, None, None, "a"]),
             stop_token_ids=range(0, 1009, 9) if draw.random() < 0.3 else (), min_new_tokens=draw.randint(0, new),
-            ignore_eos=draw.random() < 0.2, priority=draw.randint(-2, 2), **self.encoder_options(),
+            ignore_eos=draw.random() < 0.2, priority=draw.randint(-2, 2), resumable=draw.random() < 0.3,
+            **self.encoder_options(),
         )  # fmt: skip
         try:
             self.runs[number, 0] = self.scheduler.add(request)
@@ -173,6 +174,24 @@ class AnyEngine:
         if self.scheduler.cancel(run):
             samples = range(run.request.samples) if run.samples > 1 else ()
             self.cancelled |= {name, *((name[0], sample) for sample in samples)}
+
+    def next_turns(self, *, is_end=False):
+        """Give some idle runs another turn, and finish others; at the end all of them have one or are finished."""
+        steps = self.scheduler.steps
+        for run in self.scheduler.idle:
+            if not is_end and (self.draw.random() < 0.7 or any(run in step.runs for step in steps)):
+                continue
+            drops = self.draw.random() < 0.4
+            known = run.tokens[: -1 if drops and run.num_generated else None].tolist()
+            new = [self.draw.randint(1, 900) for _ in range(self.draw.choice([1, 2, 9]))]
+            try:
+                if self.draw.random() < 0.3:
+                    raise RequestError("the chat ends")
+                self.scheduler.extend(run, new, drop_last=drops)
+                assert run.request.prompt.tolist() == known + new
+            except RequestError:  # or the next turn is larger than the cache
+                assert self.scheduler.finish(run)
+            self.check()
 
     def evict_prefix(self):
         request = self.draw.choice(list(self.requests.values()))
@@ -273,8 +292,9 @@ class AnyEngine:
     def accept(self):
         step, self.previous = self.previous, None
         for run in self.scheduler.accept(step, self.sampled):
-            assert (run.request.id, run.sample) not in self.ended
-            self.ended[run.request.id, run.sample] = run.tokens.tolist()
+            name = run.request.id, run.sample
+            assert name not in self.ended or self.requests[run.request.id].resumable
+            self.ended[name], self.last[name] = run.tokens.tolist(), run.request
 
     def check(self):
         self.scheduler.check_invariants()
@@ -292,11 +312,14 @@ class AnyEngine:
                 self.cache.clear_prefix_cache()
             if self.requests and self.draw.random() < 0.02:
                 self.evict_prefix()
+            self.next_turns()
             if not self.turn() and not count:
-                break
+                self.next_turns(is_end=True)
+                if not self.scheduler.waiting:
+                    break
         else:
             raise AssertionError("the scheduler makes no progress")
-        assert not self.scheduler.running + self.scheduler.waiting
+        assert not self.scheduler.running + self.scheduler.waiting + self.scheduler.idle
         stats = self.cache.stats()
         assert (stats.num_sequences, stats.num_used_blocks, stats.num_swapped_blocks) == (0, 0, 0)
         if self.tiers:
@@ -306,7 +329,7 @@ class AnyEngine:
             for sample in range(request.samples if request.max_new_tokens else 1):
                 name = request.id, sample
                 if name not in self.cancelled and (name in self.ended or (request.id, 0) not in self.cancelled):
-                    assert self.ended[name] == answer(request, sample)
+                    assert self.ended[name] == answer(self.last[name], sample)
 
 
 def seen(spec, before, text):

@@ -47,6 +47,8 @@ class FakeSpace:
     def num_free(self):
         return self.num_blocks - 1 - sum(self.held.values())
 
+    num_available = num_free
+
 
 class FakeBatch:
     def __init__(self, max_sequences, max_tokens):
@@ -262,10 +264,15 @@ class FakeCache:
         batch.pending, batch.in_flight = [], False
 
     def truncate(self, sequences, lengths):
-        """Release spare blocks; no token is forgotten."""
+        """Forget the tokens past a length, and release spare blocks."""
         for sequence, length in zip(sequences, lengths, strict=True):
             self._known(sequence)
-            assert length == max(sequence.num_tokens, sequence.num_computed_tokens)
+            assert 0 < length <= max(sequence.num_tokens, sequence.num_computed_tokens)
+            del sequence.ids[length:]
+            sequence.num_computed_tokens = min(sequence.num_computed_tokens, length)
+            for key in sequence.hold[length // self.block_size :]:
+                self.holds[key] -= 1
+            del sequence.hold[length // self.block_size :]
             keep = -(-sequence.num_computed_tokens // self.block_size)
             self._drop(sequence.blocks[keep:])
             del sequence.blocks[keep:]

@@ -1,7 +1,9 @@
 """Plain-Python model of the scheduler: requests are admitted one by one, and every list is recomputed in each step."""
 
 import math
+from dataclasses import replace
 
+from pagecore.errors import PagecoreError
 from pagecore.serving.scheduling import parts
 from tests.serving.fake_cache import FakeCache
 
@@ -35,6 +37,7 @@ class Row:
         self.sequence, self.siblings = None, []
         self.is_prompt, self.state = True, "waiting"
         self.preemptions, self.since, self.shared_at = 0, 0, -1
+        self.goes_first, self.kept, self.arrival = False, None, 0 if parent is None else parent.arrival
         self.matched = self.matched_at = -1
         self.came_late = parent is not None and parent.came_late
 
@@ -77,6 +80,9 @@ class SchedulerModel:
         self.first_ratio = self.ratio = ratio
         self.running, self.waiting, self.open, self.delays = [], [], [], []
         self.pinned = None
+        # Runs between two turns: their sequences, if they have one, are in `Row.kept` while they are idle.
+        self.idle, self.continuing = [], []
+        self.reclaimed = self.added = 0
         self.must_accept = False
         self.steps = self.preemptions = self.swaps = self.prompt_steps = 0
         self.batch = cache.make_batch(self.max_running, self.budget)
@@ -85,7 +91,7 @@ class SchedulerModel:
 
     def displaced_by(self, request, max_queued):
         """Return None if there is room for a request, else the row that leaves for it, or "full"."""
-        fresh = [row for row in self.waiting if not row.preemptions]
+        fresh = [row for row in self.waiting if not row.goes_first and row not in self.continuing]
         if max_queued is None or len(fresh) < max_queued:
             return None
         lower = [row for row in fresh if row.request.priority < request.priority and not self.is_late(row)]
@@ -96,7 +102,8 @@ class SchedulerModel:
 
     def add(self, request):
         row = Row(request, 0, request.samples if request.max_new_tokens else 1)
-        row.since = self.steps
+        row.since, row.arrival = self.steps, self.added
+        self.added += 1
         self.waiting.append(row)
         return row
 
@@ -114,9 +121,11 @@ class SchedulerModel:
         before = self.preemptions
         rows, counts = self.choose(is_ahead)
         while rows and self.cache.try_prepare(self.sequences(rows), counts, self.batch) is None:
-            if self.pinned:
+            if self.parked:
+                self.reclaim(self.parked[0])
+            elif self.pinned:
                 self.unpin(self.pinned)
-            elif self.return_spare_blocks() or self.cut_drafts(rows, counts):
+            elif self.return_spare_blocks() or self.cut_drafts(rows, counts) or self.reclaim_next():
                 continue
             elif is_ahead:
                 self.undo_delays()
@@ -185,6 +194,10 @@ class SchedulerModel:
         if self.threshold is None or self.next_row is None:
             return []
         row, victims = self.next_row, []
+        most = row.request.priority - self.threshold
+        newest_first = [one for one in running if not one.came_late and one.request.priority < most][::-1]
+        if not newest_first:
+            return []
         lacking = row.samples - self.free_rows()
         if self.running:
             lacking = max(lacking, row.samples - self.free_states())
@@ -193,11 +206,13 @@ class SchedulerModel:
         else:
             size = self.cache.block_size
             future = 0 if self.ratio is None else self.future(row)
-            missing = math.ceil(min(len(row.tokens) + future, self.max_length) / size) - self.cache.num_available
-            missing += sum(self.expected(one) - one.sequence.capacity // size for one in self.running)
-        newest_first = [one for one in running if not one.came_late][::-1]
+            wanted = math.ceil(min(len(row.tokens) + future, self.max_length) / size)
+            wanted += sum(self.expected(one) - one.sequence.capacity // size for one in self.running)
+            while wanted > self.cache.num_available and self.reclaim_next(keep=[row]):
+                pass
+            missing = wanted - self.cache.num_available
         for other in sorted(newest_first, key=lambda one: one.request.priority):
-            if max(lacking, missing) <= 0 or row.request.priority - other.request.priority <= self.threshold:
+            if max(lacking, missing) <= 0:
                 break
             lacking -= other.samples
             missing -= self.expected(other) + (other.request.samples > 1)
@@ -276,12 +291,14 @@ class SchedulerModel:
         late = [row for row in self.waiting if self.is_late(row)]
         fresh = [row for row in self.waiting if row not in late]
         if self.policy == "priority":
-            return late + sorted(fresh, key=lambda row: (-row.request.priority, row.request.id, row.sample))
+            return late + sorted(fresh, key=lambda row: (-row.request.priority, row.arrival, row.sample))
         if self.policy == "lpm":
             for row in self.waiting:
                 if row.matched_at != self.prompt_steps:
-                    row.matched, row.matched_at = self.match(row), self.prompt_steps
-            return late + sorted(fresh, key=lambda row: (row.preemptions == 0, -row.matched))
+                    has_own = row in self.continuing and row.sequence is not None
+                    row.matched = row.sequence.num_computed_tokens if has_own else self.match(row)
+                    row.matched_at = self.prompt_steps
+            return late + sorted(fresh, key=lambda row: (not row.goes_first, -row.matched))
         return list(self.waiting)
 
     def is_late(self, row):
@@ -305,6 +322,7 @@ class SchedulerModel:
             if budget <= 0 or row.samples > self.free_rows() or lacks_states or skipped == self.max_running:
                 self.next_row = None if budget <= 0 or skipped == self.max_running else row
                 break
+            self.make_rows(row)
             self.pin(row)
             if self.should_wait(row, rows, counts):
                 self.delays.append((row, row.shared_at))
@@ -327,7 +345,7 @@ class SchedulerModel:
             counts.append(self.part(row, budget))
             self.encode(row, counts[-1])
             budget -= counts[-1]
-            self.waiting.remove(row)
+            self.leave_queue(row)
             self.running.append(row)
             row.state, self.pinned = "running", None
         self.drop_pinned(stopped)
@@ -362,7 +380,7 @@ class SchedulerModel:
         cached, size = row.sequence.num_computed_tokens, self.cache.block_size
         end = (cached // size + 1) * size
         most = row.request.max_reused_tokens
-        if not self.share or row.sequence.is_swapped or end >= len(row.tokens) or cached <= row.shared_at:
+        if not self.share or row is not self.pinned or end >= len(row.tokens) or cached <= row.shared_at:
             return False
         if most is not None and most < end:
             return False
@@ -375,7 +393,10 @@ class SchedulerModel:
         return False
 
     def fits(self, rows, needs, row):
-        return self.missing(rows, needs, row) == 0
+        while self.missing(rows, needs, row):
+            if not self.reclaim_next(keep=[row]):
+                return False
+        return True
 
     def missing(self, rows, needs, row):
         needs = [*needs, row.left]
@@ -418,6 +439,12 @@ class SchedulerModel:
         return math.ceil(slots / self.cache.block_size) + (row.request.samples > 1)
 
     def send_back(self, rows, swap):
+        for row in [one for one in self.victims() if one in rows]:
+            self.reclaim(row, swap)
+        for row in self.idle:
+            if row in rows and row.kept is not None and not swap:
+                self.cache.remove(row.kept)
+                row.kept = None
         if self.pinned in rows:
             self.unpin(self.pinned)
         for row in self.waiting:
@@ -432,13 +459,15 @@ class SchedulerModel:
 
     def give_way(self, row, swap=True):
         row.tokens = list(row.sequence.ids)
+        if swap and self.space:
+            self.make_swap_room(row.sequence)
         if swap and self.space and self.cache.try_swap_out([row.sequence], self.space):
             self.swaps += 1
         else:
             self.cache.remove(row.sequence)
             row.sequence = None
         row.is_prompt, row.state, row.since = True, "waiting", self.steps
-        row.preemptions, row.matched_at = row.preemptions + 1, -1
+        row.preemptions, row.matched_at, row.goes_first = row.preemptions + 1, -1, True
         self.preemptions += 1
         self.running.remove(row)
         self.waiting.insert(0, row)
@@ -497,10 +526,19 @@ class SchedulerModel:
                 row.sequence.ids.append(token)
         finished += [(row, list(row.sequence.ids)) for row in step.unsampled if row.state == "running"]
         for row, tokens in finished:
-            row.tokens, row.state = tokens, "finished"
+            row.tokens = tokens
+            self.running.remove(row)
+            if row.request.resumable:
+                row.state, row.kept, row.sequence = "idle", row.sequence, None
+                self.idle.append(row)
+                self.learn(row)
+                continue
+            row.state = "finished"
             self.cache.remove(row.sequence)
             row.sequence = None
-            self.running.remove(row)
+        for row in step.rows:
+            if row in self.idle:
+                self.learn(row)
         self.open.remove(step)
         if self.must_accept:
             self.return_to_prompts(self.running)
@@ -525,6 +563,89 @@ class SchedulerModel:
         for row, shared_at in self.delays:
             row.shared_at = shared_at
 
+    # -- turns -------------------------------------------------------------------------------------------------------
+
+    @property
+    def parked(self):
+        return [row for row in self.idle if row.kept is not None and not row.kept.is_swapped]
+
+    def learn(self, row):
+        """Let the sequence of an idle row know the tokens that it has computed."""
+        if row.kept is not None and not row.kept.is_swapped:
+            for token in row.tokens[row.kept.num_tokens : row.kept.num_computed_tokens]:
+                row.kept.ids.append(token)
+
+    def victims(self, keep=()):
+        """Return the rows between two turns that hold blocks, in the order in which they give them up."""
+        held = [row for row in self.continuing if row.sequence is not None and not row.sequence.is_swapped]
+        return self.parked + [row for row in held[::-1] if row not in keep and row is not self.pinned]
+
+    def reclaim_next(self, keep=()):
+        victims = self.victims(keep)
+        if victims:
+            self.reclaim(victims[0])
+        return bool(victims)
+
+    def make_rows(self, row):
+        wanted = self.max_running - self.free_rows() + row.samples
+        while wanted + len(self.victims([row])) > self.cache.max_sequences and self.victims([row]):
+            self.reclaim_next([row])
+
+    def reclaim(self, row, swap=True):
+        held = row.kept if row in self.idle else row.sequence
+        fits = held.num_computed_tokens <= held.num_tokens
+        if not (swap and fits and self.space and self.cache.try_swap_out([held], self.space)):
+            self.cache.remove(held)
+            held = None
+        if row in self.idle:
+            row.kept = held
+        else:
+            row.sequence = held
+        self.reclaimed += 1
+
+    def make_swap_room(self, sequence):
+        for row in self.idle:
+            if self.space.num_available >= math.ceil(sequence.num_computed_tokens / self.cache.block_size):
+                return
+            if row.kept is not None and row.kept.is_swapped:
+                self.cache.remove(row.kept)
+                row.kept = None
+
+    def resume(self, row, request, kept):
+        """Queue an idle row for another turn, whose prompt begins with `kept` tokens of the row."""
+        held = row.kept
+        if held is not None and max(held.num_tokens, held.num_computed_tokens) > kept:
+            try:
+                self.cache.truncate([held], [kept])
+            except PagecoreError:
+                self.cache.remove(held)
+                held = None
+        if held is not None:
+            for token in request.prompt[held.num_tokens :].tolist():
+                held.ids.append(token)
+        self.idle.remove(row)
+        row.sequence, row.kept, row.state, row.is_prompt = held, None, "waiting", True
+        row.request, row.tokens = request, request.prompt.tolist()
+        row.shared_at, row.matched_at, row.goes_first = -1, -1, False
+        row.since, row.arrival = self.steps, self.added
+        self.added += 1
+        self.waiting.append(row)
+        self.continuing.append(row)
+
+    def finish(self, row):
+        if row not in self.idle:
+            for one in (row, *row.siblings):
+                one.request = replace(one.request, resumable=False)
+            return False
+        self.cancel(row)
+        row.state = "finished"
+        return True
+
+    def leave_queue(self, row):
+        for part in (self.waiting, self.continuing):
+            if row in part:
+                part.remove(row)
+
     def extend(self, row, request):
         self.unpin(row)
         if row.sequence is not None:
@@ -540,13 +661,18 @@ class SchedulerModel:
         if row.sequence is not None:
             row.tokens = list(row.sequence.ids)
             self.cache.remove(row.sequence)
+        elif row in self.idle:
+            if row.kept is not None:
+                self.cache.remove(row.kept)
+            row.kept = None
         elif row.parent and row not in self.waiting:
             row.parent.samples -= 1
         for one in (row, *(row.siblings if row.samples > 1 else [])):
             one.state = "cancelled"
         row.sequence, row.siblings = None, []
         self.pinned = None if self.pinned is row else self.pinned
-        for part in (self.running, self.waiting):
+        for part in (self.running, self.idle):
             if row in part:
                 part.remove(row)
+        self.leave_queue(row)
         return True

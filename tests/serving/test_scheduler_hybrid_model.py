@@ -135,10 +135,11 @@ class HybridSchedulerMachine(SchedulerMachine):
         slots = batch.state_read, batch.state_write, batch.checkpoint_write, batch.checkpoint_lengths
         starts, positions = np.asarray(batch.cu_query_lens), np.asarray(batch.positions)
         for row, (run, count) in enumerate(zip(step.runs, step.counts, strict=True)):
-            if run.held is None:
+            held = run.held or self.scheduler.cache.sequences.get(run)  # of an idle run, its row was ahead
+            if held is None:
                 continue
             read, write, kept, length = (int(each.numpy()[row]) for each in slots)
-            text, before = run.held.tokens.tolist(), int(positions[starts[row]])
+            text, before = (run.tokens if run.held is None else held.tokens).tolist(), int(positions[starts[row]])
             while len(text) < before + count:
                 text.append(next_token(text, run.sample))
             assert self.states[read] == (next_token(text[:before], 0) if before else 0)

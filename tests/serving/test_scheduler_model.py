@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pagecore.errors import InvalidSequence, ShapeError
-from pagecore.serving.scheduling.request import QueueFull, Request, RequestError
+from pagecore.serving.scheduling.request import QueueFull, Request, RequestError, State
 from pagecore.serving.scheduling.scheduler import Scheduler
 from tests.faults import is_full
 from tests.machines import drawn
@@ -23,6 +23,11 @@ STOPS = tuple(range(0, 1009, 9))
 
 def name(run):
     return run.request.id, run.sample
+
+
+def scheduler_holders(scheduler):
+    """Return the names of the runs that hold a row but do not run."""
+    return [name(run) for run in scheduler.holders[scheduler.num_running :]]
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -107,9 +112,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         ignore_eos=st.booleans(),
         priority=st.integers(-1, 1),
         reused=st.sampled_from([None, None, None, 0, 5, 12]),
+        resumable=st.booleans(),
         edges=st.lists(st.tuples(st.integers(0, 6), st.integers(1, 9), st.integers(0, 5)), max_size=4),
     )
-    def add(self, count, prompt, new, samples, shared, stops, least, ignore_eos, priority, reused, edges):
+    def add(self, count, prompt, new, samples, shared, stops, least, ignore_eos, priority, reused, resumable, edges):
         for _ in range(count):
             ids = np.arange(prompt, dtype=np.int32) + 100 * self.number
             ids[:shared] = np.arange(prompt)[:shared]
@@ -121,7 +127,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             request = Request(
                 self.number, ids, new, samples, stop_token_ids=STOPS if stops else (),
                 min_new_tokens=min(least, new), ignore_eos=ignore_eos, priority=priority, max_reused_tokens=reused,
-                spans=spans or None,
+                spans=spans or None, resumable=resumable,
             )  # fmt: skip
             limits = self.scheduler.max_length, self.scheduler.max_running
             if request.num_slots > limits[0] or samples > limits[1]:
@@ -224,26 +230,40 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.scheduler.cancel(run) is self.model.cancel(row)
 
     @precondition(lambda self: self.pairs)
-    @rule(data=st.data(), count=st.integers(0, 9), new=st.sampled_from([None, None, 1, 4]))
-    def extend(self, data, count, new):
-        run, row = self.pairs[data.draw(st.sampled_from(sorted(self.pairs)))]
+    @rule(data=st.data(), count=st.integers(0, 9), new=st.sampled_from([None, None, 1, 4]), drop=st.booleans())
+    def extend(self, data, count, new, drop):
+        names = [key for key, (run, _) in self.pairs.items() if run.state is State.IDLE] or list(self.pairs)
+        run, row = self.pairs[data.draw(st.sampled_from(sorted(names)))]
         is_open = any(run in step.runs or run in step.outputs for step, _ in self.steps)
         known = (run.tokens if run.held is None else run.held.tokens).tolist()
-        left = row.request.max_new_tokens - row.generated if new is None or not row.request.max_new_tokens else new
+        is_idle = row in self.model.idle
+        known = known[:-1] if drop and is_idle and row.generated else known
+        generated = 0 if is_idle else row.generated
+        left = row.request.max_new_tokens - generated if new is None or not row.request.max_new_tokens else new
         spans = row.request.spans or ()
         longest = max((last - first for first, last, _ in spans if first < len(known) + count), default=0)
         is_long = len(known) + count + max(left - 1, 0) > self.scheduler.max_length
         is_refused = count == 0 or is_long or (self.encoder and longest > self.encoder)
-        is_missing = row.sequence is None and row not in self.model.waiting
+        is_missing = row.sequence is None and row not in self.model.waiting and not is_idle
         if run.has_ended or is_open or is_missing or is_refused:
             with pytest.raises((InvalidSequence, ShapeError)):
                 self.scheduler.extend(run, [700] * count, max_new_tokens=left)
             return
-        self.scheduler.extend(run, [700] * count, max_new_tokens=left)
-        least = min(max(row.request.min_new_tokens - row.generated, 0), left)
+        self.scheduler.extend(run, [700] * count, max_new_tokens=left, drop_last=drop and is_idle)
+        least = min(max(row.request.min_new_tokens - generated, 0), left)
         assert run.request.prompt.tolist() == known + [700] * count
         assert (run.request.max_new_tokens, run.request.min_new_tokens) == (left, least)
-        self.model.extend(row, run.request)
+        if is_idle:
+            self.model.resume(row, run.request, len(known))
+        else:
+            self.model.extend(row, run.request)
+
+    @precondition(lambda self: self.pairs)
+    @rule(data=st.data(), is_rare=st.integers(0, 3))
+    def finish(self, data, is_rare):
+        if not is_rare:
+            run, row = self.pairs[data.draw(st.sampled_from(sorted(self.pairs)))]
+            assert self.scheduler.finish(run) is self.model.finish(row)
 
     @precondition(lambda self: not self.steps)
     @rule(swap=st.booleans(), is_rare=st.integers(0, 3))
@@ -251,9 +271,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not is_rare:
             runs = self.scheduler.preempt_all(swap=swap)
             model = self.model
-            assert [name(run) for run in runs] == model.send_back([*model.waiting, *model.running], swap)
+            assert [name(run) for run in runs] == model.send_back([*model.waiting, *model.running, *model.idle], swap)
             held = self.scheduler.cache.sequences.values()
             assert all(each.is_swapped for each in held) if swap else not held
+            assert not scheduler_holders(self.scheduler)
 
     @precondition(lambda self: self.pairs and not self.steps)
     @rule(data=st.data(), swap=st.booleans(), is_rare=st.integers(0, 3))
@@ -284,9 +305,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         scheduler.check_invariants()
         assert [name(run) for run in scheduler.running] == [row.name for row in model.running]
         assert [name(run) for run in scheduler.waiting] == [row.name for row in model.waiting]
-        assert [name(run) for run in scheduler.holders[len(model.running) :]] == [
-            row.name for row in model.waiting if row is model.pinned
-        ]
+        pinned = [row for row in model.waiting if row is model.pinned]
+        assert scheduler_holders(scheduler) == [row.name for row in pinned + model.victims()]
+        assert [name(run) for run in scheduler.idle] == [row.name for row in model.idle]
+        assert (scheduler.num_idle, scheduler.num_reclaimed) == (len(model.idle), model.reclaimed)
         assert (scheduler.num_preemptions, scheduler.num_swaps) == (model.preemptions, model.swaps)
         assert (scheduler.num_refused, scheduler.num_displaced) == (self.refused, self.displaced)
         assert scheduler.new_token_ratio == scheduler.figures().new_token_ratio == model.ratio
@@ -296,7 +318,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for run, row in self.pairs.values():
             assert run.state.value == row.state
             assert run.num_generated == row.generated
-            if run.has_ended:
+            if run.has_ended or run.state is State.IDLE:
                 assert run.tokens.tolist() == row.tokens
 
     def teardown(self):
@@ -308,6 +330,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.same()
             if not self.steps and not self.model.running and not self.model.waiting:
                 break
+        for run, row in self.pairs.values():
+            assert self.scheduler.finish(run) is self.model.finish(row)
         assert not self.scheduler.running + self.scheduler.waiting
         assert not list(self.scheduler.cache.sequences)
         for run, row in self.pairs.values():

@@ -53,7 +53,7 @@ class SealedEngine(AnyEngine):
         if self.state is not None:
             self.states = self.cache.plane("hash", self.state).numpy()[:, 0]
             self.states[1:] = POISON
-        self.runs, self.requests, self.ended, self.cancelled = {}, {}, {}, set()
+        self.runs, self.requests, self.ended, self.last, self.cancelled = {}, {}, {}, {}, set()
         self.previous = self.sampled = None
 
     def check_keys(self, batch, layer, spec, texts):

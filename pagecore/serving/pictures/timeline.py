@@ -47,7 +47,7 @@ class RunNumbers:
             if run not in numbers:
                 numbers[run] = self.next
                 self.next += 1
-        return {run.sequence.id: numbers[run] for run in holders}
+        return {run: numbers[run] for run in holders}  # the id of a sequence is its run
 
     def known(self) -> set[int]:
         """Return the numbers that `update` may return later: of waiting and running runs, and of some finished runs."""
@@ -123,7 +123,7 @@ class Timeline:
         unnamed = self._numbers.next
         numbers = self._numbers.update(scheduler)
         if self._numbers.next != unnamed:
-            named = ((numbers[run.sequence.id], run) for run in scheduler.holders)
+            named = ((numbers[run], run) for run in scheduler.holders)
             self.names |= {number: name_of(run) for number, run in named if number >= unnamed}
         column = len(self._totals)
         for group, (cells, step) in enumerate(zip(self._cells, self._block_steps, strict=True)):

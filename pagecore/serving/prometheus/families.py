@@ -242,6 +242,7 @@ PAGECORE = (
         "Tokens that the queued requests have to compute.",
         lambda r: r.figures.num_waiting_tokens,
     ),
+    Family("pagecore_idle", "gauge", "Sequences between two turns.", lambda r: r.figures.num_idle),
     Family(
         "pagecore_block_utilization", "gauge", "Share of the blocks that sequences use.", lambda r: r.stats.utilization
     ),
@@ -260,6 +261,12 @@ PAGECORE = (
     Family("pagecore_state_slots", "gauge", "Slots of recurrent states by state.", _states, "state"),
     Family("pagecore_checkpoint_slots", "gauge", "Slots of quantised checkpoints by state.", _checkpoints, "state"),
     Family("pagecore_preemptions", "counter", "Preemptions.", lambda r: r.figures.num_preemptions),
+    Family(
+        "pagecore_reclaimed",
+        "counter",
+        "Sequences between two turns that gave their blocks up.",
+        lambda r: r.figures.num_reclaimed,
+    ),
     Family("pagecore_swaps", "counter", "Preemptions that swapped the run out.", lambda r: r.figures.num_swaps),
     Family(
         "pagecore_refused_requests",

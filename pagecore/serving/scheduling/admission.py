@@ -116,6 +116,8 @@ class Admission:
         future = 0 if ratio is None else count_future(run, ratio, size)
         blocks = ceil_div(min(len(run.tokens) + future, self._limits.max_length), size)
         taken = sum(expected_blocks(one, size, ratio) - one.sequence.capacity // size for one in self._roster.running)
+        while blocks + taken > cache.num_available and self._roster.reclaim_next(keep=(run,)):
+            pass
         return rows, blocks + taken - cache.num_available
 
     def _stage(self, size: int) -> tuple[list[Run], dict[Run, int]]:
@@ -144,6 +146,8 @@ class Admission:
             if budget <= 0 or run.samples > free_rows or lacks_states or has_delayed_most:
                 self._is_closed = True
                 break
+            if self._roster.parked or self._roster.continuing:
+                self._roster.make_rows(self._limits.max_running - free_rows + run.samples, (*stage, run))
             self._pin(run)
             if self._shared is not None and run in self._roster.pinned and self._shared.should_wait(run):
                 delayed[run] = len(stage)
@@ -193,8 +197,14 @@ class Admission:
         return low
 
     def _fits(self, runs: list[Run]) -> bool:
-        """Return True if the pool can hold the rows, the whole prompts of `runs`, and the headroom."""
-        return not self._count_missing(runs)
+        """Return True if the pool can hold the rows, the whole prompts of `runs`, and the headroom.
+
+        Runs between two turns give their blocks up for that.
+        """
+        while self._count_missing(runs):
+            if not self._roster.reclaim_next(keep=runs):
+                return False
+        return True
 
     def _count_missing(self, runs: list[Run]) -> int:
         """Return the blocks that the pool lacks for the rows, the whole prompts of `runs`, and the headroom.

@@ -8,9 +8,9 @@ import numpy as np
 
 from pagecore.serving.scheduling.crossing import lacks_room
 from pagecore.serving.scheduling.future import ratio_after_retraction
+from pagecore.serving.scheduling.idle import IdleRuns
 from pagecore.serving.scheduling.request import Run, State
 from pagecore.serving.scheduling.reuse import Reuse
-from pagecore.serving.scheduling.waiting import WaitingRuns
 
 if TYPE_CHECKING:
     from pagecore.cache import PagedKVCache, SwapSpace
@@ -20,15 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["AdmittedRuns"]
 
 
-class AdmittedRuns(WaitingRuns):
-    """The runs that are admitted, next to those of the queue; the base of `Roster`.
+class AdmittedRuns(IdleRuns):
+    """The runs that are admitted, next to those of the queue and the idle ones; the base of `Roster`.
 
     Attributes
     ----------
     running : dict of Run
         The admitted runs, in order of admission; the values are None.
-    num_steps : int
-        Number of steps so far.
     ratio : float or None
         Share of `max_new_tokens` that admissions reserve for each run; None if they reserve nothing.
     num_preemptions, num_swaps : int
@@ -38,26 +36,24 @@ class AdmittedRuns(WaitingRuns):
     """
 
     def __init__(self, cache: PagedKVCache, swap_space: SwapSpace | None, ratios: Ratios | None, policy: str) -> None:
-        super().__init__(cache, policy)
-        self.swap_space = swap_space
+        super().__init__(cache, swap_space, policy)
         self.ratios = ratios
         self.ratio = None if ratios is None else ratios.first
         self.running: dict[Run, None] = {}
-        self.num_steps = 0
         self.num_preemptions = self.num_swaps = 0
         self.num_refused = self.num_displaced = 0
         self.reuse = Reuse()
 
     def admit(self, run: Run) -> None:
-        """Move a run of the queue, which is pinned or swapped out, to the running runs."""
+        """Move a run of the queue, which has a sequence, to the running runs."""
         held = run.sequence
         is_back = held.is_swapped
         reuse, query, num_reused = self.reuse, run.query, run.num_reused_tokens
         if not run.hit_tokens:  # it has computed nothing yet, and reuses what it finds now
             num_reused = held.num_cached_tokens
-        if not is_back and run.hit_tokens:
+        if run in self.pinned and run.hit_tokens:
             reuse = reuse.recovered(held.num_cached_tokens)
-        elif not is_back:
+        elif run in self.pinned:
             query = Reuse.of(held, len(run.tokens), self.cache.block_size)
             reuse = reuse.counted(query, run.query)
         waiting_tokens = self.num_waiting_tokens - run.num_tokens_left
@@ -87,6 +83,8 @@ class AdmittedRuns(WaitingRuns):
         swaps, waiting_tokens, computed = self.num_swaps, self.num_waiting_tokens, held.num_computed_tokens
         news = self.news + 1
         ratio = self.ratio
+        if swap and self.idle:
+            self.make_swap_room(held)
         if ratio is not None and is_retraction:
             ratio = ratio_after_retraction(other for other in self.running if other is not run)
 
@@ -102,6 +100,7 @@ class AdmittedRuns(WaitingRuns):
             run.prefilling = True
             run.state = State.WAITING
             run.num_preemptions = run_preemptions
+            run.goes_first = True
             self.waiting[run] = None
             self.waiting.move_to_end(run, last=False)
             self._sort(run)
@@ -158,26 +157,28 @@ class AdmittedRuns(WaitingRuns):
 
         Such an output is left when its last run on the device ends. Return False if there is none.
         """
-        in_use = {run.sequence.cross_row for run in (*self.running, *self.pinned) if run.request.cross_tokens}
+        holders = [(run, run.held) for run in (*self.running, *self.waiting) if run.request.cross_tokens]
+        holders += [(run, held) for run, held in self.idle.items() if run.request.cross_tokens]
+        in_use = {held.cross_row for _, held in holders if held is not None and not held.is_swapped}
         left: dict[int, list[Run]] = {}
-        for run in self.waiting:
-            held = run.held if run.request.cross_tokens else None
+        for run, held in holders:
             if held is not None and held.is_swapped and held.cross_row >= 0 and held.cross_row not in in_use:
                 left.setdefault(held.cross_row, []).append(run)
         if not left:
             return False
         # Runs at the front of the queue continue first, so the output whose first run is furthest back goes.
         for run in list(left.values())[-1]:
-            self.unpin(run)
+            (self.forget if run in self.idle else self.unpin)(run)
         return True
 
-    def cancel(self, run: Run, successor: Run | None = None) -> None:
+    def cancel(self, run: Run, successor: Run | None = None, *, state: State = State.CANCELLED) -> None:
         """End a run that has not ended, and remove its sequence; queue `successor`, a new run, in its place."""
         tokens = run.tokens if run.held is None else np.asarray(run.held.tokens)
         waiting_tokens = self.num_waiting_tokens - (run.num_tokens_left if run in self.waiting else 0)
         waiting_tokens += 0 if successor is None else len(successor.tokens)
         # The first sample represents all samples until they are forked.
-        parent = run.parent if run.held is None and run not in self.waiting else None
+        is_forked = run.held is not None or run in self.waiting or run in self.idle
+        parent = None if is_forked else run.parent
         samples = 0 if parent is None else parent.samples - 1
         news = self.news + 1
         displaced = self.num_displaced + (successor is not None)
@@ -187,12 +188,14 @@ class AdmittedRuns(WaitingRuns):
             run.held = None
             run.tokens = tokens
             for each in ended:
-                each.state = State.CANCELLED
+                each.state = state
             run.siblings = ()
             if parent is not None:
                 parent.samples = samples
             self._leave_queue(run)
             self.running.pop(run, None)
+            self.idle.pop(run, None)
+            self.parked.pop(run, None)
             if successor is not None:
                 self.waiting[successor] = None
                 self._sort(successor)

@@ -31,6 +31,8 @@ class SchedulerFigures:
         Drafts that were verified and accepted.
     num_refused, num_displaced : int
         Requests that a full queue refused, and waiting runs that gave their places in it to larger priorities.
+    num_idle, num_reclaimed : int
+        Runs between two turns, and how often one of them gave its blocks up.
     """
 
     num_running: int
@@ -44,6 +46,8 @@ class SchedulerFigures:
     speculation: Speculation = field(default_factory=Speculation)
     num_refused: int = 0
     num_displaced: int = 0
+    num_idle: int = 0
+    num_reclaimed: int = 0
 
 
 def read_figures(roster: Roster) -> SchedulerFigures:
@@ -60,4 +64,6 @@ def read_figures(roster: Roster) -> SchedulerFigures:
         speculation=roster.speculation,
         num_refused=roster.num_refused,
         num_displaced=roster.num_displaced,
+        num_idle=len(roster.idle),
+        num_reclaimed=roster.num_reclaimed,
     )

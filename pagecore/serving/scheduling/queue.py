@@ -70,7 +70,7 @@ class Queue:
         for run in self._waiting:
             if self.is_late(run):
                 yield run
-            elif not run.num_preemptions:
+            elif not run.goes_first:
                 return
 
     def is_late(self, run: Run) -> bool:
@@ -86,7 +86,9 @@ class Queue:
         runs = list(islice(self._waiting, MATCHED_MAX))
         for run in runs:
             if run.matched_at != roster.num_prompt_steps:
-                run.match_length = roster.cache.match_length(run.tokens, **match_options(run.request))
+                held = run.held if run in roster.continuing else None
+                found = roster.cache.match_length(run.tokens, **match_options(run.request)) if held is None else 0
+                run.match_length = found if held is None else held.num_computed_tokens
                 run.matched_at = roster.num_prompt_steps
-        runs.sort(key=lambda run: (0, 0, 0) if self.is_late(run) else (1, run.num_preemptions == 0, -run.match_length))
+        runs.sort(key=lambda run: (0, 0, 0) if self.is_late(run) else (1, not run.goes_first, -run.match_length))
         return runs

@@ -45,10 +45,14 @@ class QueueFull(PagecoreError, RuntimeError):
 
 
 class State(Enum):
-    """waiting -> running -> finished; preemption: running -> waiting; cancel: waiting or running -> cancelled."""
+    """waiting -> running -> finished; preemption: running -> waiting; cancel: from any state that is not final.
+
+    Resumable requests: running -> idle at the end of each turn, idle -> waiting for the next one, idle -> finished.
+    """
 
     WAITING = "waiting"
     RUNNING = "running"
+    IDLE = "idle"
     FINISHED = "finished"
     CANCELLED = "cancelled"
 
@@ -94,6 +98,9 @@ class Request:
         request without an encoder's input, whose cross-attention layers return zeros.
     cross_digest : bytes or int, optional
         Identity of the encoder's input: requests with equal digests share one output and the prefixes of the decoder.
+    resumable : bool
+        If True, a run is idle when its generation ends, until `Scheduler.extend` continues it with further input or
+        `Scheduler.finish` ends it.
 
     Raises
     ------
@@ -106,7 +113,8 @@ class Request:
         `prompt` or `stop_token_ids` is not of integers, `namespace` cannot be compared, or `cross_digest` is neither
         bytes nor an int.
     UnsupportedOption
-        `ignore_eos` is not True or False, or `cross_digest` is given without `cross_tokens` or for 0 of them.
+        `ignore_eos` or `resumable` is not True or False, or `cross_digest` is given without `cross_tokens` or for 0 of
+        them.
     """
 
     id: int
@@ -125,6 +133,7 @@ class Request:
     max_reused_tokens: int | None = None
     cross_tokens: int | None = None
     cross_digest: bytes | int | None = None
+    resumable: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt", token_ids(self.prompt, "prompt"))
@@ -133,6 +142,7 @@ class Request:
         if not isinstance(self.stop_token_ids, tuple) or self.stop_token_ids:
             object.__setattr__(self, "stop_token_ids", _stop_ids(self.stop_token_ids))
         object.__setattr__(self, "ignore_eos", flag("ignore_eos", self.ignore_eos))
+        object.__setattr__(self, "resumable", flag("resumable", self.resumable))
         for name, least in LEAST.items():
             value = getattr(self, name)
             if value is None and name in OPTIONAL:
@@ -225,11 +235,11 @@ class Run:
     siblings : tuple of Run
         The other samples. Set on the first sample only, from the step that completes the prompt until they are forked.
     arrival : int
-        Number of requests that were added to the scheduler earlier.
+        Number of requests that were added to the scheduler earlier; each later turn of a run counts as one, too.
     tokens : int32 array
         Tokens to compute at the next admission: the prompt and, after a preemption, the tokens generated so far. Once
-        the run has ended: the prompt and all generated tokens. If the run is swapped out, the first of them are already
-        computed.
+        the run is idle or has ended: the prompt and all generated tokens. If the run is swapped out, the first of them
+        are already computed.
     displaced : Run or None
         The waiting run of a smaller priority that was cancelled when this one was added to a full queue.
     num_preemptions : int
@@ -241,8 +251,11 @@ class Run:
         of the run is committed. Samples have that of their first sample.
     came_late : bool
         True if it had waited for `max_wait_steps` at its last admission; a sample is like its parent.
+    goes_first : bool
+        True from a preemption to the next turn: while it waits, it is in front of the runs that were not preempted.
     held : Sequence or None
-        The sequence of the run in the cache or, if it is swapped out, in a swap space; otherwise None.
+        The sequence of the run in the cache or, if it is swapped out, in a swap space; otherwise None. None while the
+        run is idle.
     prefilling : bool
         True until all tokens that were known at admission are computed.
     state : State
@@ -252,6 +265,7 @@ class Run:
         "arrival",
         "came_late",
         "displaced",
+        "goes_first",
         "held",
         "hit_tokens",
         "last_length",
@@ -295,6 +309,7 @@ class Run:
         self.arrival = arrival
         self.tokens = request.prompt
         self.num_preemptions = 0
+        self.goes_first = False
         self.num_reused_tokens = 0
         self.hit_tokens: dict[str, int] = {}
         self.query: Reuse | None = None  # what the admission before its first step added to the statistics

@@ -6,15 +6,12 @@ from typing import TYPE_CHECKING
 
 from pagecore.errors import InvalidSequence, UnsupportedOption
 from pagecore.serving.scheduling.crossing import check_cross, check_retention
-from pagecore.serving.scheduling.extension import extended
-from pagecore.serving.scheduling.request import QueueFull, Request, Run, token_ids
+from pagecore.serving.scheduling.request import QueueFull, Request, Run
 from pagecore.serving.scheduling.view import SchedulerView
 from pagecore.storage.checks import as_tuple, flag, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from numpy.typing import ArrayLike
 
     from pagecore.cache import PagedKVCache
     from pagecore.serving.scheduling.limits import Limits
@@ -83,7 +80,8 @@ class SchedulerRequests(SchedulerView):
         for run in reversed(roster.by_priority or ()):
             if run.request.priority >= request.priority:
                 break
-            if run.num_preemptions == 0 and run.waits_since > roster.num_steps - limits.max_wait_steps:
+            is_new = not run.goes_first and run not in roster.continuing
+            if is_new and run.waits_since > roster.num_steps - limits.max_wait_steps:
                 return run
         roster.num_refused += 1
         raise QueueFull(f"request {request.id} was not added: {most} requests wait; add it later, or raise max_queued")
@@ -134,57 +132,10 @@ class SchedulerRequests(SchedulerView):
         roster.cancel(run)
         return True
 
-    def extend(self, run: Run, tokens: ArrayLike, *, max_new_tokens: int | None = None) -> None:
-        """Append tokens to the prompt of a run that waits or runs: further input of a user, or the result of a tool.
-
-        The new tokens follow all tokens that are known, generated ones included, and the run computes them as a prompt
-        before it generates again; what it has computed stays. `Run.request` is then a copy of the request whose prompt
-        ends with the new tokens, and `Run.generated` begins anew. A preempted run finds its cached prefix as ever.
-
-        Parameters
-        ----------
-        run : Run
-            A run that `add` returned, or a sample from `Step.outputs` that is forked. Until the prompt is computed, the
-            first sample represents the whole request, and extends all samples.
-        tokens : array_like of int
-            Token ids ``[n]``, n >= 1; copied. Spans of images are given with the request: they may lie after the end of
-            its prompt.
-        max_new_tokens : int, optional
-            Tokens to generate after the new ones; by default those that the request has left. `min_new_tokens` falls by
-            the tokens that were generated.
-
-        Raises
-        ------
-        InvalidSequence
-            The run has ended, belongs to another scheduler, is a sample that is not forked yet, or has a row in an open
-            step. With overlap, accept the open steps before another one is scheduled.
-        RequestError
-            The cache cannot hold the longer sequence even alone, or as for `add`.
-        ShapeError, UnsupportedDtype
-            `tokens` is empty or not 1-D, has ids that int32 cannot hold, or is not of integers; `max_new_tokens` is
-            negative.
-        UnsupportedOption
-            `max_new_tokens` is 0 for a request with several samples that generates, or not 0 for one that does not.
-
-        Notes
-        -----
-        As vLLM's streaming input: nothing is changed if an error is raised.
-        """
-        roster = self._settled()
-        if self._require_run(run, "extend").has_ended:
-            raise InvalidSequence(f"{run!r} has ended; add a request whose prompt begins with the tokens of the run")
-        if run.held is None and run not in roster.waiting:
-            raise InvalidSequence(f"{run!r} is not forked yet; extend the first sample of its request")
-        if any(run in step.runs or run in step.outputs for step in roster.steps):
-            raise InvalidSequence(f"{run!r} has a row in an open step; accept or abandon the step, then extend the run")
-        request = extended(run, token_ids(tokens, "tokens"), max_new_tokens)
-        self.check_request(request.id, len(request.prompt), request.max_new_tokens, run.samples)
-        self._limits.check_spans(request)
-        self._limits.check_encoder(request)
-        roster.extend(run, request)
-
     def preempt_all(self, *, swap: bool = True) -> list[Run]:
         """Move all running runs to the front of the queue, so that no request holds memory of the cache.
+
+        Idle runs stay idle, and give up what they hold.
 
         Call it before `PagedKVCache.release_memory`, or before the model gets other weights. The next `schedule` admits
         the runs again, in the same order. An exception may leave some of them running: call it again then.
@@ -215,7 +166,7 @@ class SchedulerRequests(SchedulerView):
         As vLLM's ``reset_prefix_cache(reset_running_requests=True)``, and SGLang's ``pause_generation`` that retracts.
         """
         roster = self._settled()
-        preempted = self._preempt((*roster.waiting, *roster.running), swap)
+        preempted = self._preempt((*roster.waiting, *roster.running, *roster.idle), swap)
         while roster.release_encoder_output():
             pass
         return preempted
@@ -230,8 +181,8 @@ class SchedulerRequests(SchedulerView):
         Parameters
         ----------
         runs : iterable of Run
-            Runs that wait give up the cached prefix or the swapped sequence that they hold, as in `preempt_all`; for
-            runs that have ended nothing changes.
+            Runs that wait or are idle give up the cached prefix or the sequence that they hold, as in `preempt_all`;
+            for runs that have ended nothing changes.
         swap : bool
             If False, the tokens so far become the prompts, of which the prefix cache may have a part. If True, runs go
             to the swap space while it has room and continue where they were.
@@ -259,6 +210,10 @@ class SchedulerRequests(SchedulerView):
         swap = flag("swap", swap)
         if roster.steps:
             raise InvalidSequence("a step is open; accept or abandon it, then preempt the runs")
+        for run in [each for each in roster.victims() if each in chosen]:
+            roster.reclaim(run, swap=swap)
+        for run in [each for each, held in roster.idle.items() if each in chosen and held is not None and not swap]:
+            roster.forget(run)
         held = roster.pinned if swap else [run for run in roster.waiting if run.held is not None]
         for run in [each for each in held if each in chosen]:
             roster.unpin(run)

@@ -2,7 +2,8 @@
 
 R1: `running` is in order of admission. In `waiting`, preempted runs precede the others, which are in order of arrival.
 R2: a run in `running` has a sequence that is not swapped out. A run in `waiting` has no sequence, or a sequence that is
-    swapped out, or, if it is in `pinned`, a sequence that holds the cached prefix to reuse.
+    swapped out, or, if it is in `pinned`, a sequence that holds the cached prefix to reuse, or, if it is in
+    `continuing`, what it computed in its last turn. For idle runs see `idle.py`.
 R3: the id of a run's sequence in the cache is the run.
 R4: of two open steps the first is committed; its ids are not accepted yet.
 
@@ -147,7 +148,7 @@ class Roster(AdmittedRuns):
         ids: NDArray[np.int32] | list[list[int]],
         finished: Mapping[Run, NDArray[np.int32]],
     ) -> None:
-        """Append ids to each sequence of `going`, and end the finished runs with their complete tokens."""
+        """Append ids to each sequence of `going`, and end the finished runs, or their turns, with complete tokens."""
         steps = self.steps[1:]
         # Not counted by `commit`, which a device may wait for.
         speculation = self.speculation.counted(step) if step.has_drafts else self.speculation
@@ -161,10 +162,16 @@ class Roster(AdmittedRuns):
         def record() -> None:
             for run, tokens in finished.items():
                 run.tokens = tokens
-                run.state = State.FINISHED
-                self._leave_cache(run)
-                run.held = None
+                if run.request.resumable:
+                    self.rest(run)
+                else:
+                    run.state = State.FINISHED
+                    self._leave_cache(run)
+                    run.held = None
                 self.running.pop(run, None)
+            for run in step.runs if self.idle else ():
+                if run in self.idle:  # this step was ahead of the end of its turn
+                    self.learn(run)
             if self.must_accept:
                 self._return_to_prompts(self.running)
                 self.must_accept = False

@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, NoReturn
 
+import numpy as np
+
 from pagecore.errors import PagecoreError
 from pagecore.serving.scheduling.request import State
 from pagecore.serving.scheduling.step import StepState
@@ -16,22 +18,25 @@ __all__ = ["check_roster"]
 
 
 def check_roster(roster: Roster) -> None:
-    """Check R1 to R4 and every count; raise `PagecoreError` if one does not hold."""
+    """Check R1 to R4, I1, I2 and every count; raise `PagecoreError` if one does not hold."""
     _check(roster.is_settled, "a transition is open")
     for run in roster.running:
         is_held = run.held is not None and run.held is roster.found(run) and not run.held.is_swapped
         if not is_held or run.state is not State.RUNNING:
             _refuse(f"{run!r} is running without its sequence in the cache")
     for run in roster.waiting:
-        is_held = run.held is not None and (run.held.is_swapped or run in roster.pinned)
+        is_kept = run in roster.pinned or run in roster.continuing
+        is_held = run.held is not None and (run.held.is_swapped or is_kept)
         is_right = is_held if roster.found(run) is not None else run.held is None
         if not is_right or run.state is not State.WAITING:
             _refuse(f"{run!r} is waiting but holds {run.held!r}")
     _check(roster.waiting.keys() >= roster.pinned.keys(), "a pinned run is not in the queue")
-    fresh = [run.arrival for run in roster.waiting if not run.num_preemptions]
+    _check(roster.waiting.keys() >= roster.continuing.keys(), "a run that continues is not in the queue")
+    _check_idle(roster)
+    fresh = [run.arrival for run in roster.waiting if not run.goes_first]
     is_ordered = all(first < second for first, second in pairwise(fresh))
     _check(is_ordered, f"the queue is not in order of arrival: {fresh}")
-    ranks = [not run.num_preemptions for run in roster.waiting]
+    ranks = [not run.goes_first for run in roster.waiting]
     _check(ranks == sorted(ranks), "a preempted run is not at the front of the queue")
     if roster.by_priority is not None:
         order = sorted(roster.waiting, key=lambda run: run.rank)
@@ -45,6 +50,19 @@ def check_roster(roster: Roster) -> None:
     is_scheduled = roster.step is not None and roster.step.state is StepState.SCHEDULED
     if roster.batch.in_flight != is_scheduled:
         _refuse(f"{roster.batch.in_flight=} for {roster.step!r}")
+
+
+def _check_idle(roster: Roster) -> None:
+    for run, held in roster.idle.items():
+        if held is not roster.found(run) or run.state is not State.IDLE or run.held is not None:
+            _refuse(f"{run!r} is idle but holds {held!r} or {run.held!r}")
+        if held is not None and not np.array_equal(held.tokens, run.tokens[: held.num_tokens]):
+            _refuse(f"the sequence of {run!r} has other tokens")
+    parked = [run for run, held in roster.idle.items() if held is not None and not held.is_swapped]
+    _check(list(roster.parked) == parked, f"{roster.parked=}, counted {parked}")
+    rows = sum(run.samples for run in roster.running) + len(roster.pinned.keys() - roster.continuing.keys())
+    kept = sum(run.held is not None and not run.held.is_swapped for run in roster.continuing)
+    _check(rows + kept + len(parked) <= roster.cache.max_sequences, "idle runs hold rows that others need")
 
 
 def _check(holds: bool, message: str) -> None:

@@ -1,7 +1,8 @@
 """Selection of a step's rows: decodes, chunks of prompts, admissions, and what gives way while blocks are short.
 
-If blocks or state slots are short, runs return the blocks that they hold for rejected drafts, and then decodes bring
-fewer drafts to the step: no run is preempted for a draft. If only the blocks of windows are short, prompts bring fewer
+If blocks or state slots are short, idle runs give theirs up. Then runs return the blocks that they hold for rejected
+drafts, decodes bring fewer drafts to the step, and runs that wait for another turn give up what they hold: no run is
+preempted for a draft. If only the blocks of windows are short, prompts bring fewer
 tokens to the step: each step lets windows release blocks. If other blocks or state slots are short, or one token of
 each prompt is still too much, runs are preempted: the last admitted first, or as the policy and the ratio of future
 tokens say. With a threshold of priorities, runs are preempted for admissions, too.
@@ -49,6 +50,8 @@ def prepare_step(
         except (OutOfBlocks, OutOfRows):
             roster.settle()
             roster.undo_delays()
+            if roster.reclaim_next():
+                continue
             if roster.steps:
                 return None
             if not roster.lacks_encoder_room(limits.prompt_tokens) or not roster.release_encoder_output():
@@ -73,10 +76,17 @@ def _prepared_rows(roster: Roster, limits: Limits, drafts: Drafts | None) -> Ste
     if rows is None:
         return None
     while rows.runs and not _is_prepared(roster, rows):
-        if roster.pinned:
+        if roster.parked:
+            roster.reclaim_next()
+        elif roster.pinned:
             for run in list(roster.pinned):
                 roster.unpin(run)
-        elif _return_spare_blocks(roster) or _shorten_drafts(cache, rows) or _shorten_prompts(cache, rows, limits):
+        elif (
+            _return_spare_blocks(roster)
+            or _shorten_drafts(cache, rows)
+            or roster.reclaim_next()
+            or _shorten_prompts(cache, rows, limits)
+        ):
             continue
         elif is_ahead:
             roster.undo_delays()

@@ -78,7 +78,7 @@ class Step:
         Time spent in the cache so far: admission, swapping, prepare, commit and append.
     state : StepState
     finished : tuple of Run
-        The runs that this step finished; set when the step is accepted.
+        The runs that this step finished, and those that are idle after it; set when the step is accepted.
     """
 
     batch: Batch

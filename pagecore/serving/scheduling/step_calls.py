@@ -18,9 +18,9 @@ from pagecore.serving.scheduling.outputs import (
 )
 from pagecore.serving.scheduling.protocol import read_flags, require_room, require_step
 from pagecore.serving.scheduling.request import token_ids
-from pagecore.serving.scheduling.request_calls import SchedulerRequests
 from pagecore.serving.scheduling.selection import prepare_step
 from pagecore.serving.scheduling.step import Step, StepState, no_indices
+from pagecore.serving.scheduling.turn_calls import SchedulerTurns
 from pagecore.serving.scheduling.verified import is_table, read_accepted, read_id_rows, sort_id_rows
 from pagecore.storage.checks import flag
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["SchedulerSteps"]
 
 
-class SchedulerSteps(SchedulerRequests):
+class SchedulerSteps(SchedulerTurns):
     """Calls of a scheduler that concern steps, from `schedule` to `accept`."""
 
     overlap: bool
@@ -61,8 +61,9 @@ class SchedulerSteps(SchedulerRequests):
         Returns
         -------
         Step or None
-            None if no run is running or waiting. With overlap, None also while a step is open whose ids are needed
-            first: all runs may end with it, or blocks are short, or the step ahead of it was abandoned.
+            None if no run is running or waiting; idle runs do not count. With overlap, None also while a step is open
+            whose ids are needed first: all runs may end with it, or blocks are short, or the step ahead of it was
+            abandoned.
 
         Raises
         ------
@@ -194,8 +195,9 @@ class SchedulerSteps(SchedulerRequests):
         Returns
         -------
         list of Run
-            The runs that finished (also `Step.finished`). Their `tokens` are complete. They hold no blocks any more,
-            but the prefix cache may keep their blocks until others need them.
+            The runs that finished (also `Step.finished`), and those of resumable requests that are idle now. Their
+            `tokens` are complete. Runs that finished hold no blocks any more, but the prefix cache may keep their
+            blocks until others need them.
 
         Raises
         ------

@@ -48,10 +48,19 @@ class SchedulerView:
         return tuple(self._settled().waiting)
 
     @property
+    def idle(self) -> tuple[Run, ...]:
+        """The runs between two turns, in the order in which the last turn of each has ended."""
+        return tuple(self._settled().idle)
+
+    @property
     def holders(self) -> tuple[Run, ...]:
-        """The runs that hold a row of the cache: the admitted runs, and the next one if its prefix is pinned."""
+        """The runs that hold a row of the cache.
+
+        These are the admitted runs, the next one if its prefix is pinned, and runs between two turns that have not
+        given their blocks up.
+        """
         roster = self._settled()
-        return (*roster.running, *roster.pinned)
+        return (*roster.running, *roster.pinned, *roster.victims())
 
     @property
     def num_running(self) -> int:
@@ -62,6 +71,16 @@ class SchedulerView:
     def num_waiting(self) -> int:
         """Number of runs in the queue, preempted runs included."""
         return len(self._settled().waiting)
+
+    @property
+    def num_idle(self) -> int:
+        """Number of runs between two turns."""
+        return len(self._settled().idle)
+
+    @property
+    def num_reclaimed(self) -> int:
+        """Number of times so far that a run between two turns gave its blocks up, because others needed them."""
+        return self._settled().num_reclaimed
 
     @property
     def num_waiting_tokens(self) -> int:

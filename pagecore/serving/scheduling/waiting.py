@@ -31,6 +31,11 @@ class WaitingRuns:
         The waiting runs that hold their cached prefix: between two steps the next run to admit or none.
     delays : dict of Run to int
         The runs that wait for equal prompts of the newest step, and the `shared_at` of each before.
+    continuing : dict of Run
+        The runs in the queue that have come back for another turn and were not preempted in it. They may hold what they
+        have computed, in the cache or in the swap space.
+    num_steps : int
+        Number of steps so far.
     num_waiting_tokens : int
         Sum of `Run.num_tokens_left` over the queue.
     news : int
@@ -43,6 +48,8 @@ class WaitingRuns:
         self.by_priority: list[Run] | None = [] if policy == "priority" else None
         self.pinned: dict[Run, None] = {}
         self.delays: dict[Run, int] = {}
+        self.continuing: dict[Run, None] = {}
+        self.num_steps = 0
         self.num_waiting_tokens = self.news = 0
         self._journal = Journal()
 
@@ -53,9 +60,9 @@ class WaitingRuns:
 
     @property
     def num_new_waiting(self) -> int:
-        """Number of waiting runs that were never admitted; takes time linear in the others, which are the first."""
-        preempted = takewhile(lambda run: run.num_preemptions > 0, self.waiting)
-        return len(self.waiting) - sum(1 for _ in preempted)
+        """Number of waiting runs that were never admitted; takes time linear in the preempted ones."""
+        preempted = takewhile(lambda run: run.goes_first, self.waiting)
+        return len(self.waiting) - len(self.continuing) - sum(1 for _ in preempted)
 
     def add(self, run: Run) -> None:
         """Queue a new run."""
@@ -89,7 +96,7 @@ class WaitingRuns:
         )
 
     def unpin(self, run: Run) -> None:
-        """Remove the sequence of a run that waits: one that holds a cached prefix, or that is swapped out."""
+        """Remove the sequence that a run of the queue holds: its cached prefix, or what it has computed."""
         held = run.sequence
         waiting_tokens = self.num_waiting_tokens + held.num_computed_tokens
 
@@ -123,6 +130,7 @@ class WaitingRuns:
     def _leave_queue(self, run: Run) -> None:
         self.waiting.pop(run, None)
         self.pinned.pop(run, None)
+        self.continuing.pop(run, None)
         self._sort(run)
 
     def _sort(self, run: Run) -> None:

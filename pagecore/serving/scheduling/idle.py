@@ -1,0 +1,185 @@
+"""Runs between two turns: their generation has ended, and they wait for further input.
+
+I1: an idle run has no `held`. Its sequence, if it still has one, is that in `idle`: on the device if the run is in
+    `parked`, in the swap space otherwise. The sequence knows a prefix of `Run.tokens`. It may have computed tokens
+    after them: drafts that were accepted past the end of the turn, or the row of a step ahead.
+I2: rows of the cache that idle and continuing runs hold never keep a run from being admitted: they give theirs up.
+
+Idle runs give way before all others, the one first that has been idle for longest. Then do the runs of the queue that
+have come back for another turn and still hold what they have computed, the last of the queue first. As for preempted
+runs, their sequences move to the swap space or are removed, and the prefix cache may keep their blocks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pagecore.errors import InvalidSequence, OutOfBlocks, UnsupportedOption
+from pagecore.serving.scheduling.request import State
+from pagecore.serving.scheduling.waiting import WaitingRuns
+from pagecore.storage.checks import ceil_div
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterator
+
+    from pagecore.cache import PagedKVCache, Sequence, SwapSpace
+    from pagecore.serving.scheduling.request import Request, Run
+
+__all__ = ["IdleRuns"]
+
+
+class IdleRuns(WaitingRuns):
+    """The idle runs, next to those of the queue; the base of `AdmittedRuns`.
+
+    Attributes
+    ----------
+    swap_space : SwapSpace or None
+    idle : dict of Run to (Sequence or None)
+        The idle runs, in the order in which their turns ended.
+    parked : dict of Run
+        Those of them whose sequences are on the device, in the same order.
+    num_reclaimed : int
+        Number of times that a run between two turns gave its blocks up.
+    """
+
+    def __init__(self, cache: PagedKVCache, swap_space: SwapSpace | None, policy: str) -> None:
+        super().__init__(cache, policy)
+        self.swap_space = swap_space
+        self.idle: dict[Run, Sequence | None] = {}
+        self.parked: dict[Run, None] = {}
+        self.num_reclaimed = 0
+
+    def rest(self, run: Run) -> None:
+        """Let a run whose tokens are complete become idle. A part of a transition: it may be repeated."""
+        held = self.idle[run] = self.found(run)
+        if held is not None:
+            self.parked[run] = None
+        run.state = State.IDLE
+        run.held = None
+        self.learn(run)
+
+    def learn(self, run: Run) -> None:
+        """Append the ids of the tokens that the sequence of an idle run has computed; may be repeated."""
+        held = self.idle[run]
+        if held is not None and not held.is_swapped:
+            known, end = held.num_tokens, min(held.num_computed_tokens, len(run.tokens))
+            if known < end:
+                self.cache.append_tokens([held], [run.tokens[known:end].tolist()])
+
+    def resume(self, run: Run, request: Request, kept: int, arrival: int) -> None:
+        """Queue an idle run for another turn; the prompt of `request` begins with `kept` tokens of the run."""
+        held, tokens = self.idle[run], request.prompt
+        waiting_tokens = self.num_waiting_tokens
+        has_other_spans = request.spans != run.request.spans
+
+        def call() -> None:
+            if held is not None and self._is_cut(held, kept, is_useless=has_other_spans):
+                self.cache.append_tokens([held], [tokens[held.num_tokens :].tolist()])
+
+        def took_effect() -> bool:
+            return self.found(run) is None or (held is not None and held.num_tokens == len(tokens))
+
+        def record() -> None:
+            run.held = self.found(run)
+            run.take_request(request)
+            run.tokens = tokens
+            run.prefilling = True
+            run.state = State.WAITING
+            run.shared_at = run.matched_at = -1
+            run.goes_first = False
+            run.arrival = arrival
+            run.waits_since = self.num_steps
+            self.idle.pop(run, None)
+            self.parked.pop(run, None)
+            self.waiting[run] = self.continuing[run] = None
+            self._sort(run)
+            self.num_waiting_tokens = waiting_tokens + run.num_tokens_left
+
+        self._journal.run(call, took_effect, record)
+
+    def _is_cut(self, held: Sequence, kept: int, *, is_useless: bool) -> bool:
+        """Cut a sequence to at most `kept` tokens; remove it and return False if that is not possible.
+
+        Layers with states or windows cannot return to every length, and a swapped sequence to none.
+        """
+        if not is_useless and max(held.num_tokens, held.num_computed_tokens) <= kept:
+            return True
+        try:
+            if not is_useless:
+                self.cache.truncate([held], [kept])
+                return True
+        except (InvalidSequence, OutOfBlocks, UnsupportedOption):
+            pass
+        self.cache.remove(held)
+        return False
+
+    # -- what gives way --------------------------------------------------------------------------------------------
+
+    def victims(self, keep: Container[Run] = ()) -> Iterator[Run]:
+        """Yield the runs between two turns that hold blocks, in the order in which they give way; none of `keep`."""
+        yield from self.parked
+        for run in reversed(self.continuing):
+            if run.held is not None and not run.held.is_swapped and run not in keep and run not in self.pinned:
+                yield run
+
+    def reclaim_next(self, keep: Container[Run] = ()) -> bool:
+        """Let one run between two turns give its blocks up; return False if there is none."""
+        run = next(self.victims(keep), None) if self.parked or self.continuing else None
+        if run is not None:
+            self.reclaim(run)
+        return run is not None
+
+    def make_rows(self, wanted: int, keep: Container[Run]) -> None:
+        """Reclaim runs until those that hold a row leave `wanted` rows of the cache; some of these are of `keep`."""
+        victims = list(self.victims(keep))
+        for run in victims[: max(len(victims) + wanted - self.cache.max_sequences, 0)]:
+            self.reclaim(run)
+
+    def reclaim(self, run: Run, *, swap: bool = True) -> None:
+        """Move the sequence of a run between two turns to the swap space, or remove it."""
+        is_idle = run in self.idle
+        held = self.idle[run] if is_idle else run.sequence
+        assert held is not None
+        computed = 0 if is_idle else held.num_computed_tokens
+        waiting_tokens, reclaimed, news = self.num_waiting_tokens, self.num_reclaimed + 1, self.news + 1
+        # A sequence goes to the swap space only with tokens that it knows.
+        space = self.swap_space if swap and held.num_computed_tokens <= held.num_tokens else None
+
+        def call() -> None:
+            if space is None or not self.cache.try_swap_out([held], space):
+                self.cache.remove(held)
+
+        def record() -> None:
+            left = held if held.is_swapped else None
+            if is_idle:
+                self.idle[run] = left
+            else:
+                run.held = left
+            self.parked.pop(run, None)
+            self.num_waiting_tokens = waiting_tokens + (0 if left is not None else computed)
+            self.num_reclaimed = reclaimed
+            self.news = news
+
+        self._journal.run(call, lambda: held.is_swapped or self.found(run) is None, record)
+
+    def forget(self, run: Run) -> None:
+        """Remove the sequence of an idle run that is swapped out."""
+        held = self.idle[run]
+        assert held is not None
+
+        def record() -> None:
+            self.idle[run] = None
+
+        self._journal.run(lambda: self.cache.remove(held), lambda: self.found(run) is None, record)
+
+    def make_swap_room(self, held: Sequence) -> None:
+        """Let idle runs leave the swap space, oldest first, until a sequence of a running run may fit."""
+        space = self.swap_space
+        if space is None:
+            return
+        needed = ceil_div(held.num_computed_tokens, self.cache.block_size)
+        for run, sequence in list(self.idle.items()):
+            if space.num_available >= needed:
+                return
+            if sequence is not None and sequence.is_swapped:
+                self.forget(run)
