@@ -167,6 +167,8 @@ class AnyEngine:
         except RequestError:  # larger than the cache
             return
         self.requests[number] = request
+        if self.tiers and draw.random() < 0.2:
+            self.scheduler.wait_for(self.runs[number, 0], self.tiers.request(ids, namespace=request.namespace))
 
     def cancel(self):
         name = self.draw.choice(sorted(self.runs))
@@ -313,7 +315,9 @@ class AnyEngine:
             if self.requests and self.draw.random() < 0.02:
                 self.evict_prefix()
             self.next_turns()
-            if not self.turn() and not count:
+            if self.tiers and self.draw.random() < 0.5:
+                self.tiers.poll()
+            if not self.turn() and not count and not self.scheduler.num_loading:
                 self.next_turns(is_end=True)
                 if not self.scheduler.waiting:
                     break

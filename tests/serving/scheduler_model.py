@@ -83,6 +83,7 @@ class SchedulerModel:
         # Runs between two turns: their sequences, if they have one, are in `Row.kept` while they are idle.
         self.idle, self.continuing = [], []
         self.reclaimed = self.added = 0
+        self.loading = {}
         self.must_accept = False
         self.steps = self.preemptions = self.swaps = self.prompt_steps = 0
         self.batch = cache.make_batch(self.max_running, self.budget)
@@ -115,7 +116,10 @@ class SchedulerModel:
         is_ahead = bool(self.open)
         if is_ahead and self.must_accept:
             return None
-        if not (self.running or self.waiting):
+        for row, load in list(self.loading.items()):
+            if load.has_ended:
+                self.arrive(row)
+        if not (self.running or self.ready):
             self.ratio = self.first_ratio
             return None
         before = self.preemptions
@@ -127,7 +131,7 @@ class SchedulerModel:
                 self.unpin(self.pinned)
             elif self.return_spare_blocks() or self.cut_drafts(rows, counts) or self.reclaim_next():
                 continue
-            elif is_ahead:
+            elif is_ahead or (self.arriving and len(self.running) == 1):
                 self.undo_delays()
                 return None
             else:
@@ -174,7 +178,7 @@ class SchedulerModel:
         while True:
             self.delays, self.next_row = [], None
             rows, counts, budget = self.select(is_ahead)
-            if not self.waiting:
+            if not self.ready:
                 return rows, counts
             needs = self.admit(rows, counts, budget)
             victims = self.smaller(running, rows, needs)
@@ -288,18 +292,18 @@ class SchedulerModel:
                 self.encoded[digest] = row, first, last
 
     def order(self):
-        late = [row for row in self.waiting if self.is_late(row)]
-        fresh = [row for row in self.waiting if row not in late]
+        late = [row for row in self.ready if self.is_late(row)]
+        fresh = [row for row in self.ready if row not in late]
         if self.policy == "priority":
             return late + sorted(fresh, key=lambda row: (-row.request.priority, row.arrival, row.sample))
         if self.policy == "lpm":
-            for row in self.waiting:
+            for row in self.ready:
                 if row.matched_at != self.prompt_steps:
                     has_own = row in self.continuing and row.sequence is not None
                     row.matched = row.sequence.num_computed_tokens if has_own else self.match(row)
                     row.matched_at = self.prompt_steps
             return late + sorted(fresh, key=lambda row: (not row.goes_first, -row.matched))
-        return list(self.waiting)
+        return self.ready
 
     def is_late(self, row):
         return self.steps - row.since >= self.max_wait
@@ -352,10 +356,10 @@ class SchedulerModel:
         return needs
 
     def free_rows(self):
-        return self.max_running - sum(row.samples for row in self.running)
+        return self.max_running - sum(row.samples for row in self.running) - self.arriving
 
     def free_states(self):
-        return self.state_rows - sum(row.samples for row in self.running)
+        return self.state_rows - sum(row.samples for row in self.running) - self.arriving
 
     def drop_pinned(self, stopped):
         if self.pinned and self.pinned is not stopped and self.pinned.samples > self.free_rows():
@@ -563,6 +567,33 @@ class SchedulerModel:
         for row, shared_at in self.delays:
             row.shared_at = shared_at
 
+    # -- loads -------------------------------------------------------------------------------------------------------
+
+    @property
+    def ready(self):
+        return [row for row in self.waiting if row not in self.loading]
+
+    @property
+    def arriving(self):
+        """Number of rows that hold a row of the cache for an import."""
+        return sum(row in self.cache.sequences for row in self.loading)
+
+    def arrive(self, row):
+        del self.loading[row]
+        held, length = self.cache.sequences.get(row), len(row.tokens)
+        row.matched_at = -1
+        if held is None:
+            return
+        if held.ids != row.tokens[: held.num_tokens]:
+            self.cache.remove(held)
+            return
+        if max(held.num_tokens, held.num_computed_tokens) >= length:
+            self.cache.truncate([held], [length - 1])
+        held.ids.extend(row.tokens[held.num_tokens :])
+        row.sequence = held
+        if row not in self.continuing:
+            self.continuing.append(row)
+
     # -- turns -------------------------------------------------------------------------------------------------------
 
     @property
@@ -661,6 +692,8 @@ class SchedulerModel:
         if row.sequence is not None:
             row.tokens = list(row.sequence.ids)
             self.cache.remove(row.sequence)
+        elif row in self.loading:
+            self.loading.pop(row).cancel()
         elif row in self.idle:
             if row.kept is not None:
                 self.cache.remove(row.kept)

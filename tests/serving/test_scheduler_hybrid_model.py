@@ -81,6 +81,8 @@ class ModelCache:
 
 
 class HybridSchedulerMachine(SchedulerMachine):
+    imports = False
+
     def __init__(self):
         super().__init__()
         self.nearest = patch("pagecore.serving.scheduling.parts.NEAREST", 4)  # prompts of the machine are short

@@ -13,7 +13,7 @@ from pagecore.serving.scheduling.request import QueueFull, Request, RequestError
 from pagecore.serving.scheduling.scheduler import Scheduler
 from tests.faults import is_full
 from tests.machines import drawn
-from tests.serving.fake_cache import FakeSpace
+from tests.serving.fake_cache import FakeBatch, FakeSpace
 from tests.serving.runs import next_token
 from tests.serving.scheduler_model import FifoCache, SchedulerModel
 
@@ -30,8 +30,39 @@ def scheduler_holders(scheduler):
     return [name(run) for run in scheduler.holders[scheduler.num_running :]]
 
 
+class FakeLoad:
+    """A load that brings nothing, or a sequence under an id: the first `count` of its tokens are computed."""
+
+    def __init__(self, cache, tokens, id, count):
+        self.cache, self.sequence, self.batch, self.has_ended, self.releases = cache, None, FakeBatch(1, 1000), False, 0
+        if count is None:
+            return
+        self.sequence = cache.add_sequence(tokens, id=id)
+        count = min(count, len(tokens)) - self.sequence.num_computed_tokens
+        if count > 0 and cache.try_prepare([self.sequence], [count], self.batch) is None:
+            cache.remove(self.sequence)
+            self.sequence = None
+
+    def end(self, *, fails=False):
+        if self.batch.in_flight:
+            (self.cache.abandon if fails else self.cache.commit)(self.batch)
+        if fails and self.sequence is not None:
+            self.cache.remove(self.sequence)
+        self.has_ended = True
+
+    def cancel(self):
+        if not self.has_ended:
+            self.end(fails=True)
+        elif self.sequence is not None and self.cache.sequences.get(self.sequence.id) is self.sequence:
+            self.cache.remove(self.sequence)
+
+    def release(self):
+        self.releases += 1
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     max_drafts = 6
+    imports = True
 
     @initialize(
         shape=st.tuples(st.integers(1, 4), st.integers(4, 24), st.integers(1, 6), st.integers(1, 30)),
@@ -82,6 +113,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         )  # fmt: skip
         self.overlap, self.max_queued = overlap, queued
         self.steps, self.pairs, self.number = [], {}, 0
+        self.loads, self.loaded = [], {}
         self.refused = self.displaced = 0
         self.choice = random.Random(0)
 
@@ -265,10 +297,45 @@ class SchedulerMachine(RuleBasedStateMachine):
             run, row = self.pairs[data.draw(st.sampled_from(sorted(self.pairs)))]
             assert self.scheduler.finish(run) is self.model.finish(row)
 
+    @precondition(lambda self: hasattr(self, "model") and self.model.waiting)
+    @rule(data=st.data(), count=st.sampled_from([None, 3, 9, 100]), is_foreign=st.integers(0, 4))
+    def wait_for(self, data, count, is_foreign):
+        row = data.draw(st.sampled_from([row.name for row in self.model.waiting]))
+        run, row = self.pairs[row]
+        if (
+            row in self.model.loading
+            or row in self.loaded
+            or (row.sequence is not None and row is not self.model.pinned)
+        ):
+            with pytest.raises(InvalidSequence, match="cannot wait for a load"):
+                self.scheduler.wait_for(run, FakeLoad(None, [], None, None))
+            return
+        caches = self.scheduler.cache, self.model.cache
+        rows = self.model.max_running - self.model.free_rows() + len(self.model.victims())
+        has_row = rows + 1 < min(caches[0].max_sequences, self.model.max_running + 1)
+        count = count if self.imports and has_row and not row.request.spans and row is not self.model.pinned else None
+        tokens = [*row.tokens[:-1], 4_321] if is_foreign == 0 else row.tokens
+        loads = [FakeLoad(cache, tokens, id, count) for cache, id in zip(caches, (run, row), strict=True)]
+        self.scheduler.wait_for(run, loads[0])
+        self.model.unpin(row)
+        self.model.loading[row] = loads[1]
+        self.loads.append(loads)
+        self.loaded[row] = loads[0]
+
+    @precondition(lambda self: any(not load.has_ended for load, _ in self.loads))
+    @rule(data=st.data(), fails=st.booleans())
+    def end_load(self, data, fails):
+        open_loads = [number for number, (load, _) in enumerate(self.loads) if not load.has_ended]
+        for load in self.loads[data.draw(st.sampled_from(open_loads))]:
+            load.end(fails=fails)
+
     @precondition(lambda self: not self.steps)
     @rule(swap=st.booleans(), is_rare=st.integers(0, 3))
     def preempt_all(self, swap, is_rare):
-        if not is_rare:
+        if not is_rare and self.model.arriving:
+            with pytest.raises(InvalidSequence, match="waits for an import"):
+                self.scheduler.preempt_all(swap=swap)
+        elif not is_rare:
             runs = self.scheduler.preempt_all(swap=swap)
             model = self.model
             assert [name(run) for run in runs] == model.send_back([*model.waiting, *model.running, *model.idle], swap)
@@ -281,6 +348,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def preempt(self, data, swap, is_rare):
         if not is_rare:
             chosen = data.draw(st.lists(st.sampled_from(sorted(self.pairs)), max_size=4))
+            chosen = [key for key in chosen if self.pairs[key][1] not in self.model.loading]
             runs, rows = [self.pairs[key][0] for key in chosen], [self.pairs[key][1] for key in chosen]
             assert [name(run) for run in self.scheduler.preempt(runs, swap=swap)] == self.model.send_back(rows, swap)
 
@@ -307,6 +375,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert [name(run) for run in scheduler.waiting] == [row.name for row in model.waiting]
         pinned = [row for row in model.waiting if row is model.pinned]
         assert scheduler_holders(scheduler) == [row.name for row in pinned + model.victims()]
+        assert [name(run) for run in scheduler.loading] == [row.name for row in model.loading]
+        for row, load in list(self.loaded.items()):
+            assert (load.releases == 0) == (row in model.waiting), "released at the admission, or at the end"
+            if row not in model.waiting:
+                del self.loaded[row]
         assert [name(run) for run in scheduler.idle] == [row.name for row in model.idle]
         assert (scheduler.num_idle, scheduler.num_reclaimed) == (len(model.idle), model.reclaimed)
         assert (scheduler.num_preemptions, scheduler.num_swaps) == (model.preemptions, model.swaps)
@@ -325,6 +398,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Serve what is left; nothing starves and nothing stays."""
         if not hasattr(self, "model"):
             return
+        for loads in self.loads:
+            for load in loads:
+                load.end() if not load.has_ended else None
         for number in range(3000):
             self.turn(1, number)
             self.same()

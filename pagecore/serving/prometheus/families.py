@@ -242,6 +242,7 @@ PAGECORE = (
         "Tokens that the queued requests have to compute.",
         lambda r: r.figures.num_waiting_tokens,
     ),
+    Family("pagecore_loading", "gauge", "Requests in the queue that wait for a load.", lambda r: r.figures.num_loading),
     Family("pagecore_idle", "gauge", "Sequences between two turns.", lambda r: r.figures.num_idle),
     Family(
         "pagecore_block_utilization", "gauge", "Share of the blocks that sequences use.", lambda r: r.stats.utilization

@@ -48,7 +48,7 @@ class Admission:
         self._rows = rows
         self._limits = limits
         self._budget = budget
-        reserved = sum(run.samples for run in roster.running)
+        reserved = sum(run.samples for run in roster.running) + roster.num_arriving
         self._free_rows = limits.max_running - reserved
         self._free_states = limits.state_rows - reserved
         self.stopped_at: Run | None = None
@@ -92,7 +92,7 @@ class Admission:
         which only a span waits for a later step.
         """
         has_tokens = self._budget > 0 or sum(self._rows.decode_counts) == self._limits.budget
-        if not has_tokens or self._waits_for_part or not self._roster.waiting:
+        if not has_tokens or self._waits_for_part or not self._roster.num_ready:
             return None
         if self._queue is None:
             return Queue(self._roster, self._limits).first

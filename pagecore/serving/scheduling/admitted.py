@@ -8,7 +8,7 @@ import numpy as np
 
 from pagecore.serving.scheduling.crossing import lacks_room
 from pagecore.serving.scheduling.future import ratio_after_retraction
-from pagecore.serving.scheduling.idle import IdleRuns
+from pagecore.serving.scheduling.loading import LoadingRuns
 from pagecore.serving.scheduling.request import Run, State
 from pagecore.serving.scheduling.reuse import Reuse
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["AdmittedRuns"]
 
 
-class AdmittedRuns(IdleRuns):
+class AdmittedRuns(LoadingRuns):
     """The runs that are admitted, next to those of the queue and the idle ones; the base of `Roster`.
 
     Attributes
@@ -67,6 +67,8 @@ class AdmittedRuns(IdleRuns):
             run.num_reused_tokens, run.query = num_reused, query
             self.running[run] = None
             self._leave_queue(run)
+            if self.loaded:
+                self.let_go(run)
             self.reuse = reuse
             self.num_waiting_tokens = waiting_tokens
 
@@ -196,6 +198,7 @@ class AdmittedRuns(IdleRuns):
             self.running.pop(run, None)
             self.idle.pop(run, None)
             self.parked.pop(run, None)
+            self.let_go(run)
             if successor is not None:
                 self.waiting[successor] = None
                 self._sort(successor)
@@ -203,9 +206,9 @@ class AdmittedRuns(IdleRuns):
             self.num_waiting_tokens = waiting_tokens
             self.news = news
 
-        self._journal.run(lambda: self._leave_cache(run), lambda: self.found(run) is None, record)
+        def call() -> None:
+            if run in self.loading:
+                self.loading[run].cancel()
+            self._leave_cache(run)
 
-    def _leave_cache(self, run: Run) -> None:
-        held = self.found(run)
-        if held is not None:
-            self.cache.remove(held)
+        self._journal.run(call, lambda: self.found(run) is None, record)

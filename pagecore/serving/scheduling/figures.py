@@ -33,6 +33,8 @@ class SchedulerFigures:
         Requests that a full queue refused, and waiting runs that gave their places in it to larger priorities.
     num_idle, num_reclaimed : int
         Runs between two turns, and how often one of them gave its blocks up.
+    num_loading : int
+        Runs of the queue that wait for a load.
     """
 
     num_running: int
@@ -48,6 +50,7 @@ class SchedulerFigures:
     num_displaced: int = 0
     num_idle: int = 0
     num_reclaimed: int = 0
+    num_loading: int = 0
 
 
 def read_figures(roster: Roster) -> SchedulerFigures:
@@ -66,4 +69,5 @@ def read_figures(roster: Roster) -> SchedulerFigures:
         num_displaced=roster.num_displaced,
         num_idle=len(roster.idle),
         num_reclaimed=roster.num_reclaimed,
+        num_loading=len(roster.loading),
     )

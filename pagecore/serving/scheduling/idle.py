@@ -97,7 +97,7 @@ class IdleRuns(WaitingRuns):
 
         self._journal.run(call, took_effect, record)
 
-    def _is_cut(self, held: Sequence, kept: int, *, is_useless: bool) -> bool:
+    def _is_cut(self, held: Sequence, kept: int, *, is_useless: bool = False) -> bool:
         """Cut a sequence to at most `kept` tokens; remove it and return False if that is not possible.
 
         Layers with states or windows cannot return to every length, and a swapped sequence to none.

@@ -3,18 +3,18 @@
 "fcfs" takes the queue as it is: preempted runs first, then the others in order of arrival. "lpm" prefers the longest
 cached prefix, as SGLang does, and "priority" the largest priority. Under both, the runs that have waited for
 `max_wait_steps` steps go before all others, in the order of the queue. An admission reads only the part of the queue
-that it takes, and under "priority" also the preempted runs.
+that it takes, and under "priority" also the preempted runs. Runs that wait for a load are passed over.
 """
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import filterfalse, islice
 from typing import TYPE_CHECKING
 
 from pagecore.serving.scheduling.crossing import match_options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from pagecore.serving.scheduling.limits import Limits
     from pagecore.serving.scheduling.request import Run
@@ -32,7 +32,7 @@ class Queue:
     Parameters
     ----------
     roster : Roster
-        Its queue must not be empty.
+        A run of its queue waits for no load.
     limits : Limits
 
     Attributes
@@ -45,6 +45,7 @@ class Queue:
 
     def __init__(self, roster: Roster, limits: Limits) -> None:
         self._waiting = roster.waiting
+        self._loading = roster.loading
         self._by_priority = roster.by_priority
         self._late = roster.num_steps - limits.max_wait_steps
         self._matched = self._match(roster) if limits.policy == "lpm" else []
@@ -60,14 +61,18 @@ class Queue:
         """Return the first `count` runs of the order."""
         if self._by_priority is not None:
             front = list(islice(self._late_runs(), count))
-            fresh = (run for run in self._by_priority if not self.is_late(run))
+            fresh = (run for run in self._ready(self._by_priority) if not self.is_late(run))
             return front + list(islice(fresh, count - len(front)))
         matched = [run for run in self._matched if run in self._waiting]
-        return matched[:count] + list(islice(self._waiting, len(matched), max(count, len(matched))))
+        return matched[:count] + list(islice(self._ready(self._waiting), len(matched), max(count, len(matched))))
+
+    def _ready(self, runs: Iterable[Run]) -> Iterator[Run]:
+        """Return an iterator over the runs that wait for no load."""
+        return filterfalse(self._loading.__contains__, runs) if self._loading else iter(runs)
 
     def _late_runs(self) -> Iterator[Run]:
         """Yield the late runs of the queue; after the preempted runs, the oldest come first."""
-        for run in self._waiting:
+        for run in self._ready(self._waiting):
             if self.is_late(run):
                 yield run
             elif not run.goes_first:
@@ -83,7 +88,7 @@ class Queue:
         Decodes evict blocks and add the tokens that they generate, which few prompts contain; a lookup of all these
         runs takes milliseconds if their prompts are long, so that decodes alone do not cause one.
         """
-        runs = list(islice(self._waiting, MATCHED_MAX))
+        runs = list(islice(self._ready(self._waiting), MATCHED_MAX))
         for run in runs:
             if run.matched_at != roster.num_prompt_steps:
                 held = run.held if run in roster.continuing else None

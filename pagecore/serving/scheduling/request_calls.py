@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from pagecore.cache import PagedKVCache
     from pagecore.serving.scheduling.limits import Limits
+    from pagecore.serving.scheduling.loading import Load
 
 __all__ = ["SchedulerRequests"]
 
@@ -132,6 +133,52 @@ class SchedulerRequests(SchedulerView):
         roster.cancel(run)
         return True
 
+    def wait_for(self, run: Run, load: Load) -> None:
+        """Let a run of the queue wait for a load while others pass it: of its prefix from stores, or of an import.
+
+        The run keeps its place, and `schedule` passes it over until it finds that the load has ended. Then the run is
+        admitted in its turn, with what the load has brought, and computes the other tokens: a load that fails is a
+        miss. The load is released when the run is admitted, and given up when the run is cancelled. The caller polls
+        tiers and imports as ever, and may cancel a run whose load has failed.
+
+        An import takes a row and blocks when it begins, in the name of the run: ``start_import(cache, manifest,
+        id=run)``. The row counts for `max_running` until the end. The run then continues with the sequence. If its
+        blocks run short while it waits for its admission, it gives them up after the idle runs.
+
+        Parameters
+        ----------
+        run : Run
+            A run of the queue that has no sequence of its own and waits for no other load; call it before the
+            `schedule` that could admit the run.
+        load : Load
+            A `pagecore.tiers.Request`, a `SequenceImport`, or another object with the attribute `has_ended` and the
+            methods `cancel` and `release`, none of which may raise. `schedule` reads `has_ended`: where several ranks
+            must make the same steps, it may change only between calls that all of them make, as with
+            ``Tiers(agree=)``.
+
+        Raises
+        ------
+        InvalidSequence
+            The run is not in the queue, is swapped out or holds a sequence of an earlier turn, or waits for a load.
+        UnsupportedOption
+            `load` lacks one of these attributes.
+
+        Notes
+        -----
+        As vLLM's requests that wait for remote keys and values, with its policy "recompute".
+        """
+        roster = self._settled()
+        self._require_run(run, "wait for")
+        missing = [name for name in ("has_ended", "cancel", "release") if not hasattr(load, name)]
+        if missing:
+            raise UnsupportedOption(f"load is {shown(load)}, without {missing[0]}; pass what Tiers.request returns")
+        has_own = run.held is not None and run not in roster.pinned
+        if run not in roster.waiting or has_own or run in roster.loading or run in roster.loaded:
+            raise InvalidSequence(f"{run!r} cannot wait for a load; it must be in the queue, without sequence and load")
+        if run in roster.pinned:
+            roster.unpin(run)
+        roster.loading[run] = load
+
     def preempt_all(self, *, swap: bool = True) -> list[Run]:
         """Move all running runs to the front of the queue, so that no request holds memory of the cache.
 
@@ -157,7 +204,7 @@ class SchedulerRequests(SchedulerView):
         Raises
         ------
         InvalidSequence
-            A step is open; nothing is changed.
+            A step is open, or an import runs for a run of the queue; nothing is changed.
         UnsupportedOption
             `swap` is not True or False.
 
@@ -195,7 +242,8 @@ class SchedulerRequests(SchedulerView):
         Raises
         ------
         InvalidSequence
-            An object that is not a run of this scheduler, or a step is open; nothing is changed.
+            An object that is not a run of this scheduler, or a step is open, or an import runs for one of the runs;
+            nothing is changed.
         ShapeError
             `runs` is not iterable.
         UnsupportedOption
@@ -210,6 +258,8 @@ class SchedulerRequests(SchedulerView):
         swap = flag("swap", swap)
         if roster.steps:
             raise InvalidSequence("a step is open; accept or abandon it, then preempt the runs")
+        if arriving := [run for run in roster.loading if run in chosen and roster.found(run) is not None]:
+            raise InvalidSequence(f"{arriving[0]!r} waits for an import; cancel the import, or wait for its end")
         for run in [each for each in roster.victims() if each in chosen]:
             roster.reclaim(run, swap=swap)
         for run in [each for each, held in roster.idle.items() if each in chosen and held is not None and not swap]:

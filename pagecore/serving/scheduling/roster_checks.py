@@ -18,7 +18,7 @@ __all__ = ["check_roster"]
 
 
 def check_roster(roster: Roster) -> None:
-    """Check R1 to R4, I1, I2 and every count; raise `PagecoreError` if one does not hold."""
+    """Check R1 to R4, I1, I2, L1 and every count; raise `PagecoreError` if one does not hold."""
     _check(roster.is_settled, "a transition is open")
     for run in roster.running:
         is_held = run.held is not None and run.held is roster.found(run) and not run.held.is_swapped
@@ -27,7 +27,7 @@ def check_roster(roster: Roster) -> None:
     for run in roster.waiting:
         is_kept = run in roster.pinned or run in roster.continuing
         is_held = run.held is not None and (run.held.is_swapped or is_kept)
-        is_right = is_held if roster.found(run) is not None else run.held is None
+        is_right = is_held if roster.found(run) is not None and run not in roster.loading else run.held is None
         if not is_right or run.state is not State.WAITING:
             _refuse(f"{run!r} is waiting but holds {run.held!r}")
     _check(roster.waiting.keys() >= roster.pinned.keys(), "a pinned run is not in the queue")
@@ -60,7 +60,15 @@ def _check_idle(roster: Roster) -> None:
             _refuse(f"the sequence of {run!r} has other tokens")
     parked = [run for run, held in roster.idle.items() if held is not None and not held.is_swapped]
     _check(list(roster.parked) == parked, f"{roster.parked=}, counted {parked}")
-    rows = sum(run.samples for run in roster.running) + len(roster.pinned.keys() - roster.continuing.keys())
+    _check(
+        roster.waiting.keys() >= roster.loading.keys() | roster.loaded.keys(), "a run that loads is not in the queue"
+    )
+    _check(not roster.loading.keys() & roster.loaded.keys(), "a run waits for a load that has ended")
+    rows = (
+        sum(run.samples for run in roster.running)
+        + roster.num_arriving
+        + len(roster.pinned.keys() - roster.continuing.keys())
+    )
     kept = sum(run.held is not None and not run.held.is_swapped for run in roster.continuing)
     _check(rows + kept + len(parked) <= roster.cache.max_sequences, "idle runs hold rows that others need")
 

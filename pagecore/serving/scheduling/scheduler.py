@@ -8,11 +8,12 @@ later continues where it was. Otherwise its blocks are freed and its tokens so f
 prefix that is still cached when the run returns is not recomputed. Both ways are as in vLLM.
 
 S1: runs are served in order of admission, which under "fcfs" is the order of arrival, except that a request waits for
-    an equal prompt while others pass. When blocks or state slots run short, at least one run stays. A run gives way to
-    an admission only if its priority is smaller and it did not come late. Every step computes at least one token, so
-    there is no livelock.
+    an equal prompt or a load while others pass; each turn of a resumable request arrives on its own. When blocks or
+    state slots run short, idle runs give way first, and at least one run stays. A run gives way to an admission only
+    if its priority is smaller and it did not come late. Every step computes at least one token, so there is no
+    livelock.
 S2: the rows reserved for the runs, samples that are not forked yet included, never exceed `max_running`.
-S3: the swap space holds only sequences of waiting runs; their computed tokens are not recomputed.
+S3: the swap space holds only sequences of waiting and idle runs; their computed tokens are not recomputed.
 S4: with overlap, at most one committed step waits for its ids when the next one is scheduled; nothing is preempted by
     a step that is scheduled before these ids are known.
 """
@@ -39,7 +40,11 @@ class Scheduler(SchedulerSteps):
 
     `schedule` returns a step, the engine computes it, `commit` marks its tokens as computed, and `accept` takes the
     sampled ids. If the forward pass fails, call `abandon` instead of `commit` and `accept`; the next step computes the
-    same tokens again. `add` and `cancel` are allowed at any time.
+    same tokens again. `add`, `cancel` and `finish` are allowed at any time.
+
+    A run of a resumable request does not end with its generation: it is idle until `extend` continues it or `finish`
+    ends it, and holds what it has computed until others need the room. `wait_for` lets a run of the queue wait for a
+    load.
 
     Only one step is open at a time, unless `overlap` is True: then `schedule` may follow `commit` at once, and `accept`
     of the older step comes while the device computes the newer one. `Step.unknown_positions` and `Step.unknown_outputs`

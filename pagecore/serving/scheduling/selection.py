@@ -36,7 +36,8 @@ def prepare_step(
     """Choose the rows of the next step and prepare the roster's batch for them; the roster must not be empty.
 
     Returns None for a step ahead of ids that are not accepted if it would have no rows, or if runs would have to be
-    preempted: the accepted ids may end runs, whose blocks are then free. With `hold_prompts` the rows are decodes, if
+    preempted: the accepted ids may end runs, whose blocks are then free. Returns None also if imports hold what the
+    next run lacks. With `hold_prompts` the rows are decodes, if
     there are any.
 
     Raises
@@ -52,7 +53,7 @@ def prepare_step(
             roster.undo_delays()
             if roster.reclaim_next():
                 continue
-            if roster.steps:
+            if roster.steps or roster.num_arriving:
                 return None
             if not roster.lacks_encoder_room(limits.prompt_tokens) or not roster.release_encoder_output():
                 raise
@@ -122,7 +123,7 @@ def _choose_rows(roster: Roster, limits: Limits, drafts: Drafts | None, is_ahead
         roster.delays = {}
         fitted = fitted_limits(limits, drafts, roster.running)
         rows, budget = select(roster, fitted, drafts)
-        admission = Admission(roster, rows, budget, fitted) if roster.waiting else None
+        admission = Admission(roster, rows, budget, fitted) if roster.num_ready else None
         if admission is not None:
             admission.admit()
         if rows.trees_delay_span:
@@ -139,7 +140,7 @@ def _choose_rows(roster: Roster, limits: Limits, drafts: Drafts | None, is_ahead
         for run in victims:
             roster.preempt(run, is_retraction=False)
             running.remove(run)
-    if not rows.runs and not is_ahead:
+    if not rows.runs and not is_ahead and not roster.num_arriving:
         _refuse_to_stall(roster, limits, admission.stopped_at or roster.head)
     return rows
 

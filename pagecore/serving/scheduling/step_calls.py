@@ -61,9 +61,9 @@ class SchedulerSteps(SchedulerTurns):
         Returns
         -------
         Step or None
-            None if no run is running or waiting; idle runs do not count. With overlap, None also while a step is open
-            whose ids are needed first: all runs may end with it, or blocks are short, or the step ahead of it was
-            abandoned.
+            None if no run is running or waiting; idle runs and those that wait for a load do not count. None also while
+            imports hold the rows or blocks that the next run needs. With overlap, None also while a step is open whose
+            ids are needed first: all runs may end with it, or blocks are short, or the step ahead of it was abandoned.
 
         Raises
         ------
@@ -85,7 +85,9 @@ class SchedulerSteps(SchedulerTurns):
             require_room(roster.steps, overlap=self.overlap)
             if roster.must_accept:
                 return None
-        if not roster.running and not roster.waiting:
+        if roster.loading:
+            roster.end_loads()
+        if not roster.running and not roster.num_ready:
             if roster.ratios is not None:
                 roster.ratio = roster.ratios.first
             return None

@@ -53,6 +53,11 @@ class SchedulerView:
         return tuple(self._settled().idle)
 
     @property
+    def loading(self) -> tuple[Run, ...]:
+        """The runs of the queue that wait for a load, in the order in which their loads began."""
+        return tuple(self._settled().loading)
+
+    @property
     def holders(self) -> tuple[Run, ...]:
         """The runs that hold a row of the cache.
 
@@ -76,6 +81,11 @@ class SchedulerView:
     def num_idle(self) -> int:
         """Number of runs between two turns."""
         return len(self._settled().idle)
+
+    @property
+    def num_loading(self) -> int:
+        """Number of runs of the queue that wait for a load."""
+        return len(self._settled().loading)
 
     @property
     def num_reclaimed(self) -> int:

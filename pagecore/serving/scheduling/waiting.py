@@ -54,11 +54,6 @@ class WaitingRuns:
         self._journal = Journal()
 
     @property
-    def head(self) -> Run:
-        """The first run of the queue, which must not be empty."""
-        return next(iter(self.waiting))
-
-    @property
     def num_new_waiting(self) -> int:
         """Number of waiting runs that were never admitted; takes time linear in the preempted ones."""
         preempted = takewhile(lambda run: run.goes_first, self.waiting)

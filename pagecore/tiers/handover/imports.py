@@ -262,6 +262,14 @@ class SequenceImport:
                     self._land()
         return True
 
+    @property
+    def has_ended(self) -> bool:
+        """True once `poll` has returned True. With `cancel` and `release`, a load for `Scheduler.wait_for`."""
+        return self._is_ended
+
+    def release(self) -> None:
+        """Do nothing: the sequence holds what has arrived."""
+
     def result(self) -> Sequence:
         """Wait for the end; return the sequence or raise the error of the import."""
         self._known.wait()
