@@ -267,7 +267,7 @@ class FakeCache:
         """Forget the tokens past a length, and release spare blocks."""
         for sequence, length in zip(sequences, lengths, strict=True):
             self._known(sequence)
-            assert 0 < length <= max(sequence.num_tokens, sequence.num_computed_tokens)
+            assert 0 <= length <= max(sequence.num_tokens, sequence.num_computed_tokens)
             del sequence.ids[length:]
             sequence.num_computed_tokens = min(sequence.num_computed_tokens, length)
             for key in sequence.hold[length // self.block_size :]:

@@ -125,6 +125,16 @@ def test_a_run_continues_with_the_sequence_of_an_import(count):
     assert scheduler.reuse.prefix_query_tokens == 0
 
 
+def test_an_import_of_a_single_token_is_computed_again():
+    cache = PagedKVCache(AttentionSpec(1, 8), num_blocks=9, block_size=4, device="none")
+    scheduler = Scheduler(cache)
+    run, load = waiting_run(scheduler, request(0, 1, 3))
+    sequence = cache.add_sequence(run.tokens, id=run)
+    cache.commit(cache.prepare([sequence], 1))
+    load.end()
+    assert scheduler.schedule().counts == [1]
+
+
 def test_a_sequence_with_other_tokens_is_dropped():
     cache = FakeCache(40, prefix_cache=False)
     scheduler = Scheduler(cache)

@@ -201,8 +201,8 @@ class Admission:
 
         Runs between two turns give their blocks up for that.
         """
-        while self._count_missing(runs):
-            if not self._roster.reclaim_next(keep=runs):
+        while missing := self._count_missing(runs):
+            if not self._roster.reclaim_blocks(missing, keep=runs):
                 return False
         return True
 

@@ -129,6 +129,22 @@ class IdleRuns(WaitingRuns):
             self.reclaim(run)
         return run is not None
 
+    def reclaim_blocks(self, missing: int, keep: Container[Run]) -> bool:
+        """Let runs between two turns give up `missing` blocks or fewer, at least those of one; False if there is none.
+
+        A run frees at most the blocks that it holds, and a sample spares others the copy of one: no more runs give way
+        than one after the other would. State slots count as blocks, so that a cache with states takes one run a call.
+        """
+        freed = 0
+        for run in list(self.victims(keep)):
+            held = self.idle.get(run, run.held)
+            assert held is not None
+            freed += ceil_div(held.capacity, self.cache.block_size) + (run.request.samples > 1)
+            self.reclaim(run)
+            if freed >= missing or self.cache.num_states:
+                return True
+        return freed > 0
+
     def make_rows(self, wanted: int, keep: Container[Run]) -> None:
         """Reclaim runs until those that hold a row leave `wanted` rows of the cache; some of these are of `keep`."""
         victims = list(self.victims(keep))
