@@ -41,6 +41,9 @@ struct PcTree {
 
 static_assert(sizeof(PcTree) == 32, "the layout is part of the ABI");
 
+// The type of an output in float8_e4m3fn, apart from those that kernels compute with.
+constexpr PcFloat PC_FLOAT8_E4M3 = static_cast<PcFloat>(3);
+
 // Query row r of sequence i, cu[i] <= r < cu[i + 1], has the position seq_lens[i] - (cu[i + 1] - r). The packed rows of
 // an item are its queries times the query heads of its key head: packed row = query * group + head of the group.
 struct PcAttentionParams {

@@ -33,8 +33,8 @@ static_assert(__builtin_offsetof(PcWorkItem, num_splits) == 28, "the layout is p
 
 // ---- arrays. Strides count elements; the last axis is contiguous.
 
-// Dtypes that kernels compute with, numbered as in the dtype table; and that of outputs in float8_e4m3fn.
-enum PcFloat : pc_int32 { PC_FLOAT32 = 0, PC_FLOAT16 = 1, PC_BFLOAT16 = 2, PC_FLOAT8_E4M3 = 3 };
+// Dtypes that kernels compute with, numbered as in the dtype table.
+enum PcFloat : pc_int32 { PC_FLOAT32 = 0, PC_FLOAT16 = 1, PC_BFLOAT16 = 2 };
 
 // Packed query, key, value or output: [token, head, dim].
 struct PcRows {
