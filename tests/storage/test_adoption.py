@@ -245,6 +245,21 @@ def test_the_outermost_axis_may_be_longer_and_others_may_be_merged():
         assert pool(arrays, "LBNHD").key(0).pointer == arrays["key"].ctypes.data
 
 
+@pytest.mark.parametrize(
+    ("layout", "shape"),
+    [
+        ("layerwise", (2, BLOCKS, SIZE, 2, 8)),  # heads come before tokens there
+        ("LBNHD", (BLOCKS, 2, SIZE, 8)),
+        ("BHND", (BLOCKS, 2, 2, SIZE, 4)),  # dims in parts, as in vLLM's first kernels
+        ("CBNHD", (BLOCKS, 2, SIZE * 2 * 8)),
+    ],
+)
+def test_an_array_whose_axes_are_not_merged_axes_of_the_layout_is_refused(layout, shape):
+    arrays = [np.zeros(shape, np.float32) for _ in range(bound(layout, layers=1).num_buffers)]
+    with pytest.raises(ShapeError, match=r"needs .* in the order of its axes [A-Z]*: pass such an array"):
+        pool(arrays, layout, layers=1)
+
+
 @pytest.mark.parametrize("kind", ["tensor", "bytearray", "memoryview", "array", "capsule", "bfloat16"])
 def test_any_writable_memory_is_adopted(kind):
     spec = AttentionSpec(2, 8, dtype="bfloat16") if kind == "bfloat16" else EQUAL

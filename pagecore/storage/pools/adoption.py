@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 from pagecore.arrays import Tensor, as_tensor, strided
@@ -161,13 +162,25 @@ def _check_strides(buffer: Tensor, name: str) -> None:
 
 
 def _check_shape(buffer: Tensor, number: int, layout: KVLayout) -> None:
-    """Raise ShapeError if an array with the layout's axes differs from its extents; the outermost may be longer."""
+    """Raise ShapeError unless an array's axes are those of the layout, or merge adjacent ones.
+
+    The outermost may be longer.
+    """
     expected = layout.buffer_shape(number)
     is_typed = buffer.dtype == layout.planes_of(number)[0].dtype
-    if expected is None or not is_typed or buffer.ndim != len(expected):
+    if expected is None or not is_typed:
         return
-    if buffer.shape[1:] != expected[1:] or buffer.shape[0] < expected[0]:
+    if buffer.ndim == len(expected):
+        fits = buffer.shape[1:] == expected[1:] and buffer.shape[0] >= expected[0]
+    else:
+        fits = _steps(buffer.shape) <= _steps(expected)
+    if not fits:
         raise ShapeError(
             f"the {layout.buffer_name(number)} has shape {buffer.shape}; layout {layout.order!r} needs {expected}, in "
-            f"the order of its axes {layout.axes}: pass such an array, or flat bytes"
+            f"the order of its axes {layout.axes}: pass such an array, flat bytes, or the layout of the array"
         )
+
+
+def _steps(shape: tuple[int, ...]) -> set[int]:
+    """Return the elements between neighbours on each axis of a contiguous array; axes of one element have none."""
+    return {prod(shape[axis + 1 :]) for axis, extent in enumerate(shape) if extent > 1}

@@ -35,9 +35,9 @@ class KVPool:
         of any type that `as_tensor` accepts. Pass one array; a list, layer by layer and within a layer plane by plane;
         a list with one list or mapping per layer; or a mapping of plane names to arrays, or to lists with one array
         per layer. The arrays must be writable, contiguous and aligned, must not overlap, and must have dtype uint8 (raw
-        bytes) or the planes' dtype. The views alias them and keep them alive. They are not written to unless `scrub` is
-        True. Without `buffers` the pool allocates its memory and zeroes the null block (on CUDA all blocks, by one
-        fill).
+        bytes) or the planes' dtype, with the axes of the layout. Adjacent axes may be merged, and the outermost may be
+        longer. The views alias the arrays and keep them alive. They are not written to unless `scrub` is True. Without
+        `buffers` the pool allocates its memory and zeroes the null block (on CUDA all blocks, by one fill).
     scrub : bool
         Zero all bytes that the layout needs, also in `buffers`; see `zero`. By default host memory initially contains
         whatever the heap held, and `buffers` are unchanged.
