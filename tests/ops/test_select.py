@@ -87,7 +87,8 @@ SELECT_REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "float lengths": ({"lens": 1.5}, errors.UnsupportedDtype, "integers"),
     "budget": ({"lens": 4, "budget": -1}, errors.ShapeError, "budget is -1"),
     "sinks": ({"lens": 4, "sinks": 0.5}, errors.ShapeError, "sinks is 0.5"),
-    "dtype": ({"lens": 4, "scores": np.zeros(4)}, errors.UnsupportedDtype, "float32"),
+    "dtype": ({"lens": 4, "scores": np.zeros(4)}, errors.UnsupportedDtype, "scores is float64; it must be float32, as"),
+    "half": ({"lens": 4, "scores": np.zeros(4, np.float16)}, errors.UnsupportedDtype, "scores is float16; it must be"),
     "scalar": ({"lens": 4, "scores": np.float32(1)}, errors.PagecoreError, "scores"),
 }
 

@@ -18,6 +18,9 @@ cdef Tensor foreign_tensor(object array, str name)
 # float32, float16 or bfloat16 of any rank and layout.
 cpdef Tensor float_array(object array, str name)
 
+# float32 of any rank and layout; `origin` is the function that returns such arrays.
+cdef Tensor float32_array(object array, str name, str origin)
+
 # Any dtype that a cache stores: those of float_array(), and codes in float8_e4m3fn, float8_e5m2, int8 and uint8.
 cdef Tensor stored_array(object array, str name)
 

@@ -7,7 +7,7 @@ wait for the device.
 
 from libc.stdint cimport int64_t, uintptr_t
 
-from pagecore.arrays.dtypes.codes cimport LAST_FLOAT, UINT8
+from pagecore.arrays.dtypes.codes cimport FLOAT32, LAST_FLOAT, UINT8
 from pagecore.arrays.tensors._tensor cimport Tensor, as_tensor
 from pagecore.ops.arguments._overlap cimport check_own_elements
 
@@ -69,6 +69,20 @@ cpdef Tensor float_array(object array, str name):
     return tensor
 
 
+cdef Tensor float32_array(object array, str name, str origin):
+    cdef Tensor tensor
+    try:
+        tensor = any_tensor(array, name)
+        if tensor.dtype_code == FLOAT32:
+            return tensor
+        dtype = tensor.dtype
+    except UnsupportedDtype:
+        dtype = unlisted_dtype(array)
+        if dtype is None:
+            raise
+    raise unsupported(name, dtype, f"it must be float32, as returned by {origin}: convert it")
+
+
 cdef Tensor stored_array(object array, str name):
     cdef Tensor tensor = listed_tensor(array, name, STORED)
     if tensor.dtype_code > UINT8:
@@ -127,5 +141,8 @@ cdef int check_result(Tensor result, str name, int ndim, const int64_t* shape, i
 
 cdef int check_writable(Tensor tensor, str name) except -1:
     if tensor.readonly:
-        raise UnsupportedOption(f"{name} is read-only and the call writes to it: pass a writable array")
+        raise UnsupportedOption(
+            f"{name} is read-only and the call writes to it: pass a writable array; for arrays of JAX, which never are, "
+            "call the functions of pagecore.interop.jax"
+        )
     return 0

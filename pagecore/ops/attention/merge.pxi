@@ -13,6 +13,7 @@ from pagecore.ops.arguments._arguments cimport (
     check_result,
     find_place,
     finished,
+    float32_array,
     float_tensor,
     given_indices,
     new_result,
@@ -221,7 +222,7 @@ cdef Tensor lse_result(object lse, const int64_t* shape, object example, const P
     """Return the array of the caller if it fits, or a new array if `lse` is None."""
     if lse is None:
         return new_result(2, shape, FLOAT32, example, place)
-    cdef Tensor weight = any_tensor(lse, "lse")
+    cdef Tensor weight = float32_array(lse, "lse", "paged_attention")
     check_place(weight, "lse", place)
     check_result(weight, "lse", 2, shape, FLOAT32)
     return weight
@@ -245,9 +246,7 @@ cdef Tensor lses_tensor(object array, Tensor outs, str axes, const Place* place)
 
 
 cdef Tensor lse_input(object array, str name, const Place* place):
-    cdef Tensor lse = any_tensor(array, name)
+    cdef Tensor lse = float32_array(array, name, "paged_attention")
     check_place(lse, name, place)
-    if lse.dtype_code != FLOAT32:
-        raise UnsupportedDtype(f"{name} is {lse.dtype}; it must be float32, as returned by paged_attention")
     check_aligned(lse, name)
     return lse

@@ -3,7 +3,7 @@
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from libc.string cimport memset
 
-from pagecore.arrays.dtypes.codes cimport CPU, FLOAT32, INT32, INT64
+from pagecore.arrays.dtypes.codes cimport CPU, INT32, INT64
 from pagecore.arrays.tensors._tensor cimport Tensor, contiguous
 from pagecore.ops.args cimport Indices, index_array, table_array
 from pagecore.ops.arguments._arguments cimport (
@@ -15,6 +15,7 @@ from pagecore.ops.arguments._arguments cimport (
     check_result,
     find_place,
     finished,
+    float32_array,
     float_tensor,
     given_indices,
     new_result,
@@ -64,10 +65,8 @@ def select_topk(scores, k, lens=None, *, stream=None):
         Invalid arrays or lengths.
     """
     cdef Place place
-    cdef Tensor given = float_tensor(scores, "scores", 2, 2, "[num_tokens, n]")
+    cdef Tensor given = float_tensor(float32_array(scores, "scores", "index_scores"), "scores", 2, 2, "[num_tokens, n]")
     find_place(&place, given, "scores", scores, stream)
-    if given.dtype_code != FLOAT32:
-        raise UnsupportedDtype(f"scores is {given.dtype}; it must be float32, as returned by index_scores")
     if given.shape_[1] > INT32_MAX:
         raise ShapeError(f"scores has shape {given.shape}; positions must fit int32")
     cdef Tensor counts = None

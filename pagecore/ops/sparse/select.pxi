@@ -2,17 +2,17 @@
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
 
-from pagecore.arrays.dtypes.codes cimport CPU, FLOAT32, INT32, INT64
+from pagecore.arrays.dtypes.codes cimport CPU, INT32, INT64
 from pagecore.arrays.tensors._tensor cimport Tensor, as_tensor, contiguous
 from pagecore.ops.args cimport Indices, index_array
 from pagecore.ops.arguments._arguments cimport (
     Place,
-    any_tensor,
     await_arrays,
     check_aligned,
     check_place,
     find_place,
     finished,
+    float32_array,
     given_indices,
     is_aligned,
     new_result,
@@ -78,11 +78,9 @@ def select(scores, budget, *, lens, sinks=0, recent=0, threshold=None, stream=No
     """
     cdef Place place
     cdef SelectArgs args
-    cdef Tensor given = any_tensor(scores, "scores")
+    cdef Tensor given = float32_array(scores, "scores", "score_blocks")
     cdef int i, last = given.ndim - 1
     find_place(&place, given, "scores", scores, stream)
-    if given.dtype_code != FLOAT32:
-        raise UnsupportedDtype(f"scores is {given.dtype}; it must be float32, as score_blocks returns it")
     if last < 0:
         raise ShapeError("scores is a single number; expected [..., n], one score for each position")
     if given.shape_[last] > INT32_MAX:
