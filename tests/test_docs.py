@@ -3,8 +3,11 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from pagecore import AttentionSpec, LatentSpec, dequantize, quantize
+from pagecore.models.multimodal.known_types import known_types
 from tests.capabilities import require
 
 pytestmark = pytest.mark.slow
@@ -50,3 +53,45 @@ def test_the_files_that_a_page_names_exist(page):
     missing = [name for name in named if not (ROOT / name).exists()]
     missing += [link for link in linked if not (page.parent / link).exists()]
     assert not missing
+
+
+def _rows(page, section):
+    """Yield the cells of each row of the first table of a section."""
+    text = (ROOT / page).read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
+    for line in text.splitlines():
+        if line.startswith("| ") and "`" in line:
+            yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def _percent(numbers, format, part=slice(None)):
+    """Return the error of stored numbers in percent of their norm."""
+    codes, scales = quantize(numbers, format)
+    read = dequantize(codes, format) if scales is None else dequantize(codes, format, scales)
+    return 100 * np.linalg.norm((read - numbers)[..., part]) / np.linalg.norm(numbers[..., part])
+
+
+def test_the_table_of_formats_has_their_bytes_and_errors():
+    numbers = np.random.default_rng(0).normal(size=(1000, 1, 128)).astype(np.float32)
+    rows = list(_rows("docs/formats.md", "The formats"))
+    assert len(rows) == 8
+    for names, _, _, row_bytes, error, _ in rows:
+        for name in re.findall("`(.*?)`", names):
+            planes = {plane.name: plane.nbytes for plane in AttentionSpec(1, 128, format=name).planes}
+            assert planes["key"] + planes.get("key_scale", 0) == int(row_bytes), name
+            assert _percent(numbers, name) == pytest.approx(float(error.split()[0]), rel=0.03), name
+
+
+def test_the_table_of_latents_has_their_bytes_and_errors():
+    numbers = np.random.default_rng(0).normal(size=(1000, 1, 576)).astype(np.float32)
+    rows = list(_rows("docs/latents.md", "Formats"))
+    assert len(rows) == 3
+    for names, row_bytes, *errors in rows:
+        (name,) = re.findall("`(.*?)`", names)
+        assert LatentSpec(scale=1, format=name).planes[0].nbytes == int(row_bytes)
+        for part, error in zip((slice(512), slice(512, None)), errors, strict=True):
+            assert _percent(numbers, name, part) == pytest.approx(float(error.split()[0]), rel=0.03), name
+
+
+def test_the_readme_counts_the_model_types():
+    (count,) = re.findall(r"about (\d+) model types", (ROOT / "README.md").read_text())
+    assert int(count) == pytest.approx(len(known_types()), rel=0.05)

@@ -85,12 +85,13 @@ class StepMethods(PartsOwner):
             `available` count them.
         InvalidSequence, ShapeError
             A sequence that is not of this cache, listed twice or in flight; invalid counts, `parents` or `draft_ids`;
-            more draft ids than new tokens without known ids. With cross-attention
-            layers: a sequence without a number of encoder tokens, or whose encoder tokens another step in flight
-            writes.
+            more draft ids than new tokens without known ids. With cross-attention layers: a sequence without a number
+            of encoder tokens, or whose encoder tokens another step in flight writes.
+        UnsupportedOption
+            In a cache with layers that keep states: a tree of more than 1 + `draft_tokens` tokens, with several roots
+            in layers that work in place, or of a sequence that shares keys past its last state.
         UnsupportedOption, DeviceError
-            `parents` in a cache with layers that keep states. An invalid stream, or one that is being captured: a graph
-            can use a step but not prepare it.
+            An invalid stream, or one that is being captured: a graph can use a step but not prepare it.
         """
         plan = partial(ready, self._parts, sequences, counts, out, stream, parents=parents, draft_ids=draft_ids)
         return take_step(self._parts.state, plan, partial(refusal, self._parts))
