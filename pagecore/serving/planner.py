@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import Any, SupportsFloat, SupportsIndex
 
 from pagecore.cache.layers.groups import Group, Layers
-from pagecore.cache.memory.demand import blocks_at_once
+from pagecore.cache.memory.demand import PROMPT_TOKENS, blocks_at_once
 from pagecore.errors import ShapeError
 from pagecore.models import read_model_config
 from pagecore.serving.budget import DeviceOptions
@@ -57,8 +57,9 @@ def plan_memory(
     boundary, and of a group with chunks of C tokens ``ceil(C / block_size)`` where `block_size` divides C. Of a group
     with cross attention it holds the blocks of `max_tokens` encoder tokens. While the
     prompt is computed in steps of c tokens, the request holds up to ``ceil((W + c - 2) / block_size) + 1`` blocks. The
-    division of the memory has room for one prompt in steps of 512 tokens; the numbers of requests and the best splits
-    do not count prompts, which a `Scheduler` computes in smaller steps while windows are short of blocks.
+    division of the memory has room for one prompt in steps of 512 tokens, and so has a best split where that costs no
+    request. The numbers of requests do not count that room: if windows lack it, a `Scheduler` admits the last request
+    when another one ends.
 
     A request of a model with recurrent states holds the slot that its steps write, and from ``lcm(chunk, block_size)``
     tokens on one with its newest checkpoint. Another slot, for the checkpoint that a step keeps, is not counted: it is
@@ -269,13 +270,28 @@ def _plan_context(groups: Sequence[Group], plan: MemoryPlan, context: int) -> Co
     one = sum(count * size for count, size in zip(needs, sizes, strict=True))
     # The number of block ids limits a pool too.
     best = min((plan.memory - sum(sizes)) // one, (INT32_MAX - 1) // max(needs))
+    spare = _prompt_blocks(groups, context, block_size, plan.memory - sum(sizes) - best * one)
+    split = tuple(best * count + 1 + more for count, more in zip(held, spare, strict=True))
     return ContextPlan(
         context=context,
         blocks_per_request=tuple(held),
         slots_per_request=slots,
         requests=min((count - 1) // need for count, need in zip(counts, needs, strict=True)),
-        best_num_blocks=tuple(best * count + 1 for count in held) if best else None,
+        best_num_blocks=split if best else None,
         best_num_states=best * slots + 1 if best and slots else None,
         best_num_checkpoints=best * needs[-1] + 1 if best and states is not None and states.num_checkpoints else None,
         best_requests=best,
     )
+
+
+def _prompt_blocks(groups: Sequence[Group], context: int, block_size: int, memory: int) -> list[int]:
+    """Return the blocks that a prompt in steps of `PROMPT_TOKENS` needs in addition, or the share that `memory` holds.
+
+    Without them the last request waits until another one ends, because admission waits for these blocks of windows.
+    """
+    more = [
+        blocks_at_once(group, context, block_size, PROMPT_TOKENS) - blocks_at_once(group, context, block_size)
+        for group in groups
+    ]
+    price = sum(count * group.bytes_per_block(block_size) for count, group in zip(more, groups, strict=True))
+    return [count * min(memory, price) // price for count in more] if price else more

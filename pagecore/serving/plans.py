@@ -142,7 +142,8 @@ class ContextPlan:
         states their `num_slots`.
     best_num_blocks : tuple of int or None
         Blocks of each group, the null block counted, in proportion to the blocks that a request of this length holds;
-        None if not even one request fits. Pass them as `PagedKVCache(num_blocks=[...])`.
+        None if not even one request fits. Groups with windows have more for one prompt in steps of 512 tokens, if that
+        costs no request. Pass them as `PagedKVCache(num_blocks=[...])`.
     best_num_states : int or None
         State slots that go with `best_num_blocks`, the null slot counted, for `PagedKVCache(num_states=...)`; None for
         a model without states, and if not even one request fits.

@@ -34,7 +34,7 @@ def sizes():
 def test_a_gemma_3_of_12_layers_with_2_gib_serves_a_request_of_30_000_tokens(by):
     cache = gemma(**sizes()[by])
     if by == "best":
-        assert cache.num_blocks == (391, 12289)
+        assert cache.num_blocks == (423, 12289)
     scheduler = Scheduler(cache)
     assert scheduler.max_length > 30_000
     run = scheduler.add(Request(0, np.arange(30_000), 4))
@@ -60,7 +60,7 @@ def test_the_best_split_runs_the_planned_number_of_requests_at_once():
         most = max(most, scheduler.num_running)
 
     assert len(drain(scheduler, observe)) == plan.best_requests + 4
-    assert plan.best_requests - 1 <= most <= plan.best_requests + 4
+    assert plan.best_requests <= most <= plan.best_requests + 4
 
 
 @pytest.mark.slow
