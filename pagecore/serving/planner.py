@@ -58,8 +58,8 @@ def plan_memory(
     with cross attention it holds the blocks of `max_tokens` encoder tokens. While the
     prompt is computed in steps of c tokens, the request holds up to ``ceil((W + c - 2) / block_size) + 1`` blocks. The
     division of the memory has room for one prompt in steps of 512 tokens, and so has a best split where that costs no
-    request. The numbers of requests do not count that room: if windows lack it, a `Scheduler` admits the last request
-    when another one ends.
+    request. The numbers of requests do not count that room: if windows lack it, a `Scheduler` admits the last
+    requests when others end.
 
     A request of a model with recurrent states holds the slot that its steps write, and from ``lcm(chunk, block_size)``
     tokens on one with its newest checkpoint. Another slot, for the checkpoint that a step keeps, is not counted: it is

@@ -86,11 +86,13 @@ def test_attend_takes_every_option_over_the_spec():
     assert lse.shape == (9, 4)
 
 
-def test_taking_blocks_is_all_or_nothing_over_groups():
-    cache = make([SPEC, WINDOWED], num_blocks=np.array([17, 3]), max_tokens_per_sequence=64)
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_taking_blocks_is_all_or_nothing_over_groups(prefix_cache):
+    sizes = {"num_blocks": np.array([17, 3]), "max_tokens_per_sequence": 64}
+    cache = make([SPEC, WINDOWED], prefix_cache=prefix_cache, **sizes)
     sequence = cache.add_sequence(range(20))
     before = cache.stats()
-    with pytest.raises(OutOfBlocks) as caught:
+    with pytest.raises(OutOfBlocks, match=r"5 .* 2 are free in group 1; remove a sequence, swap one out") as caught:
         cache.prepare([sequence], 20)
     assert (caught.value.requested, caught.value.available) == ((5, 5), (16, 2))
     assert cache.try_prepare([sequence], 20) is None

@@ -273,8 +273,10 @@ def test_wrong_layers_and_short_keys_are_refused_before_anything_is_written():
     for layer in (1, -1, "0", None):
         with pytest.raises(ShapeError, match="layer"):
             cache.write(layer, key, key, batch)
-    with pytest.raises(ShapeError, match="3 tokens"):
+    with pytest.raises(ShapeError, match=r"3 tokens; the step has 4$"):
         cache.write(0, key[:3], key[:3], batch)
+    with pytest.raises(ShapeError, match=r"2 tokens; the step has 4: pass key.transpose\(1, 0, 2\)"):
+        cache.write(0, key.transpose(1, 0, 2), key.transpose(1, 0, 2), batch)
     with pytest.raises(ShapeError):
         cache.write(0, key, key[:3], batch)
     assert (np.asarray(cache.key(0)) == 7.0).all()

@@ -170,7 +170,8 @@ class AttentionOps(LayerOps):
 
     def _check_rows(self, key: Tensor, batch: StepInputs) -> None:
         if key.ndim == 3 and key.shape[0] < batch.num_tokens:
-            raise ShapeError(f"key has {key.shape[0]} tokens; the step has {batch.num_tokens}")
+            advice = ": pass key.transpose(1, 0, 2), its heads come first" if key.shape[1] == batch.num_tokens else ""
+            raise ShapeError(f"key has {key.shape[0]} tokens; the step has {batch.num_tokens}{advice}")
 
     def _attended(self, batch: StepInputs) -> tuple[Tensor, Tensor]:
         """Return the rows of the block table that the queries attend to, and their lengths."""

@@ -79,6 +79,14 @@ def out_of_blocks(needed: Listed[int], available: Listed[int], adjective: str, a
     return OutOfBlocks(text + advice, *figures)
 
 
+def short_of_blocks(refusal: OutOfBlocks, evictable: Listed[int]) -> OutOfBlocks:
+    """Return the error of block tables with the remedies of a cache, and its evictable blocks counted as available."""
+    wanted, free = np.atleast_1d(refusal.requested).tolist(), np.atleast_1d(refusal.available).tolist()
+    if not any(evictable):
+        return out_of_blocks(wanted, free, "free", "; remove a sequence, swap one out or make the cache larger")
+    return with_evictable(refusal, evictable)
+
+
 def with_evictable(refusal: OutOfBlocks, evictable: Listed[int]) -> OutOfBlocks:
     """Return the error with the evictable blocks of each group counted as available."""
     if not any(evictable):

@@ -13,7 +13,7 @@ from typing import SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pagecore.cache.memory.limits import with_evictable
+from pagecore.cache.memory.limits import short_of_blocks
 from pagecore.cache.memory.sealer import sealed_groups
 from pagecore.cache.parts import CacheParts, CrossParts
 from pagecore.cache.prefix._prefix import evictable
@@ -87,7 +87,7 @@ def refusal(parts: CacheParts) -> OutOfBlocks:
     try:
         parts.tables.refuse()
     except OutOfBlocks as error:
-        return error if parts.prefix is None else with_evictable(error, evictable(parts.prefix))
+        return short_of_blocks(error, () if parts.prefix is None else evictable(parts.prefix))
 
 
 def _out_of_slots(parts: CacheParts) -> OutOfBlocks:
