@@ -6,11 +6,10 @@ Run it: python examples/transformers_generate.py [NEW_TOKENS]
 """
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from pagecore.interop.transformers import PagedCache
 
@@ -52,17 +51,14 @@ def compare(family: str, model: Any) -> None:
     mask[0, :5] = 0
     for options in ({"do_sample": False}, {"num_beams": 4}, {"do_sample": True, "num_return_sequences": 3}):
         texts = []
-        for attention, make in (("eager", lambda: DynamicCache(config=model.config)), ("pagecore", paged(model))):
+        for attention in ("eager", "pagecore"):  # generate makes a DynamicCache itself
             model.set_attn_implementation(attention)
+            cache = {"cache": PagedCache(model, num_blocks=256)} if attention == "pagecore" else {}
             torch.manual_seed(1)
-            texts.append(model.generate(prompts, attention_mask=mask, past_key_values=make(), **options, **NEW))
+            texts.append(model.generate(prompts, attention_mask=mask, **cache, **options, **NEW))
         if not torch.equal(*texts):
             raise SystemExit(f"{family} differs from DynamicCache with {options}")
     print(f"{family:12} identical to DynamicCache")
-
-
-def paged(model: Any) -> Callable[[], PagedCache]:
-    return lambda: PagedCache(model, num_blocks=256)
 
 
 def share(model: Any) -> None:
@@ -74,14 +70,14 @@ def share(model: Any) -> None:
     computed = 0
     for question in questions:
         computed += question.shape[1] - cache.begin(question)
-        model.generate(question, attention_mask=torch.ones_like(question), past_key_values=cache, **NEW)
+        model.generate(question, attention_mask=torch.ones_like(question), cache=cache, **NEW)
     print(f"one by one: {computed} of {4 * 170} prompt columns computed")
 
     together = torch.cat(questions)
     reused = cache.begin(together)
     blocks = cache.kv.stats().num_used_blocks
     print(f"in a batch: {4 * reused} of {4 * 170} columns reused from {blocks} blocks; {4 * 10} blocks without sharing")
-    model.generate(together, attention_mask=torch.ones_like(together), past_key_values=cache, **NEW)
+    model.generate(together, attention_mask=torch.ones_like(together), cache=cache, **NEW)
 
 
 def main() -> None:

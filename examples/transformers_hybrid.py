@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from pagecore.interop.transformers import PagedCache
 
@@ -65,9 +65,9 @@ def make_cache(model: Any) -> PagedCache:
 
 
 def reference(model: Any, prompts: torch.Tensor, **options: Any) -> Any:
-    """Return the text with a DynamicCache."""
+    """Return the text with the DynamicCache that `generate` makes."""
     model.set_attn_implementation("eager")
-    return model.generate(prompts, past_key_values=DynamicCache(config=model.config), **options, **NEW)
+    return model.generate(prompts, **options, **NEW)
 
 
 def compare(family: str, model: Any) -> None:
@@ -80,7 +80,7 @@ def compare(family: str, model: Any) -> None:
         expected = reference(model, prompts, attention_mask=mask, **options)
         cache = make_cache(model)
         torch.manual_seed(1)
-        text = model.generate(prompts, attention_mask=mask, past_key_values=cache, **options, **NEW)
+        text = model.generate(prompts, attention_mask=mask, cache=cache, **options, **NEW)
         if not torch.equal(text, expected):
             raise SystemExit(f"{family} differs from DynamicCache with {options}")
     print(f"{family:16} identical to DynamicCache")
@@ -96,7 +96,7 @@ def share(model: Any) -> None:
         expected = reference(model, question, attention_mask=torch.ones_like(question), do_sample=False)
         model.set_attn_implementation("pagecore")
         computed += question.shape[1] - cache.begin(question)
-        options = {"attention_mask": torch.ones_like(question), "past_key_values": cache, "do_sample": False}
+        options = {"attention_mask": torch.ones_like(question), "cache": cache, "do_sample": False}
         if not torch.equal(model.generate(question, **options, **NEW), expected):
             raise SystemExit("a prompt that continues from a checkpoint differs from DynamicCache")
     print(f"questions about one document: {computed} of {6 * 170} prompt columns computed, with the same tokens")

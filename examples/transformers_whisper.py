@@ -68,8 +68,9 @@ def compare(family: str, model: Any) -> None:
         for attention in ("sdpa", "pagecore"):
             model.set_attn_implementation(attention)
             cache = PagedEncoderDecoderCache(model, num_blocks=400) if attention == "pagecore" else None
+            given = {} if cache is None else {"cache": cache}
             torch.manual_seed(2)
-            texts.append(model.generate(**inputs, past_key_values=cache, max_new_tokens=NEW_TOKENS, **options))
+            texts.append(model.generate(**inputs, **given, max_new_tokens=NEW_TOKENS, **options))
         if not torch.equal(*texts):
             raise SystemExit(f"{family} differs from its own cache with {options}")
     assert cache is not None

@@ -9,6 +9,7 @@ import pytest
 
 import pagecore
 from tests.capabilities import missing, require
+from tests.passing import passing
 
 HEADS, KV_HEADS, DIM, BLOCK = 8, 2, 64, 16
 LENS = (37, 128, 1)
@@ -328,6 +329,6 @@ def test_transformers_generates_on_any_stream(torch_cuda: Any) -> None:
     model.set_attn_implementation("pagecore")
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
-        got = model.generate(ids, past_key_values=PagedCache(model, num_blocks=64), **options)
+        got = model.generate(ids, **passing(PagedCache(model, num_blocks=64)), **options)
         torch.cuda.current_stream().synchronize()
     assert torch.equal(got, expected)

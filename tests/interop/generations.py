@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 import pytest
 
 from tests.interop.families import dynamic_cache, torch
+from tests.passing import passing
 
 KINDS_OF_ATTENTION = ["llama", "gemma3", "deepseek_v3"]
 WINDOWED = pytest.mark.parametrize("family", KINDS_OF_ATTENTION)
@@ -16,7 +17,7 @@ WINDOWED = pytest.mark.parametrize("family", KINDS_OF_ATTENTION)
 def run(model, ids, cache, mask=None, **options):
     mask = torch.ones_like(ids) if mask is None else mask
     options = {"max_new_tokens": 8, "do_sample": False} | options
-    return model.generate(ids, attention_mask=mask, past_key_values=cache, **options).tolist()
+    return model.generate(ids, attention_mask=mask, **passing(cache), **options).tolist()
 
 
 _expected = WeakKeyDictionary()

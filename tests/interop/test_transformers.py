@@ -15,6 +15,7 @@ from tests.interop.families import (
     transformers,
 )
 from tests.interop.generations import compiled
+from tests.passing import passing
 from tests.thinning import interleaved
 
 EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
@@ -30,7 +31,7 @@ def generate(model, ids, cache, **options):
     new = {"max_new_tokens": LONG if has_windows else 6}
     options = new | {"do_sample": False, "attention_mask": torch.ones_like(ids)} | options
     torch.manual_seed(3)
-    return model.generate(ids, past_key_values=cache, **options).tolist()
+    return model.generate(ids, **passing(cache), **options).tolist()
 
 
 def both(model, ids, **options):
@@ -63,8 +64,8 @@ def test_logits_agree_in_bfloat16(family):
     model, ids = make_model(family, "bfloat16"), prompts(columns=30)
     mask = left_padded(ids)
     with torch.no_grad():
-        expected = model(ids, attention_mask=mask, past_key_values=dynamic_cache(model)).logits.float()
-        got = model(ids, attention_mask=mask, past_key_values=make_cache(model)).logits.float()
+        expected = model(ids, attention_mask=mask, **passing(dynamic_cache(model))).logits.float()
+        got = model(ids, attention_mask=mask, **passing(make_cache(model))).logits.float()
     error = (got - expected)[mask.bool()].norm() / expected[mask.bool()].norm()
     assert error < 2e-2
 
@@ -151,8 +152,8 @@ def test_padding_on_the_right_does_not_change_logits(family):
     mask = torch.ones_like(ids)
     mask[0, 4:] = 0
     with torch.no_grad():
-        expected = model(ids, attention_mask=mask, past_key_values=dynamic_cache(model)).logits
-        got = model(ids, attention_mask=mask, past_key_values=make_cache(model)).logits
+        expected = model(ids, attention_mask=mask, **passing(dynamic_cache(model))).logits
+        got = model(ids, attention_mask=mask, **passing(make_cache(model))).logits
     torch.testing.assert_close(got[mask.bool()], expected[mask.bool()], rtol=1e-4, atol=1e-4)
 
 
@@ -174,10 +175,20 @@ def test_a_chat_of_several_turns_gives_equal_tokens(family):
 def test_several_passes_equal_one_pass(family):
     model, ids = make_model(family), prompts(columns=24)
     with torch.no_grad():
-        whole = model(ids, past_key_values=dynamic_cache(model)).logits
+        whole = model(ids, **passing(dynamic_cache(model))).logits
         cache = make_cache(model)
-        parts = [model(ids[:, a:b], past_key_values=cache).logits for a, b in ((0, 10), (10, 11), (11, 20), (20, 24))]
+        parts = [model(ids[:, a:b], **passing(cache)).logits for a, b in ((0, 10), (10, 11), (11, 20), (20, 24))]
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["cache", "past_key_values", "cache_params"])
+def test_generate_takes_the_cache_under_every_name(name):
+    model, ids = make_model("llama"), prompts()
+    expected = generate(model, ids, dynamic_cache(model))
+    cache = make_cache(model)
+    options = {"max_new_tokens": 6, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+    assert model.generate(ids, **{name: cache}, **options).tolist() == expected
+    assert cache.get_seq_length() == len(expected[0]) - 1
 
 
 class BaseModel(transformers.LlamaPreTrainedModel):
@@ -193,17 +204,17 @@ class WithHead(transformers.LlamaForCausalLM):
         super().__init__(config)
         self.model = BaseModel(config)
 
-    def forward(self, input_ids, past_key_values=None, **options):
-        hidden = self.model.decoder(input_ids, past_key_values=past_key_values, **options).last_hidden_state
+    def forward(self, input_ids, **options):
+        hidden = self.model.decoder(input_ids, **options).last_hidden_state
         return transformers.modeling_outputs.CausalLMOutputWithPast(logits=self.lm_head(hidden))
 
 
 def test_a_model_that_calls_only_its_decoder():
     model, ids = WithHead(make_model("llama").config).eval(), prompts(columns=12)
     with torch.no_grad():
-        whole = model(ids, past_key_values=dynamic_cache(model)).logits
+        whole = model(ids, **passing(dynamic_cache(model))).logits
         cache = make_cache(model)
-        parts = [model(some, past_key_values=cache).logits for some in ids.split(4, dim=1)]
+        parts = [model(some, **passing(cache)).logits for some in ids.split(4, dim=1)]
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-4)
     assert cache.begin(ids) == 8
 

@@ -7,6 +7,7 @@ import pytest
 from pagecore.errors import ShapeError, UnsupportedOption
 from tests.interop.families import EOS, dynamic_cache, left_padded, make_cache, make_model, prompts, torch, transformers
 from tests.interop.generations import WINDOWED, computed, expect, num_cached, run
+from tests.passing import passing
 
 # ---- prefix reuse
 
@@ -130,9 +131,9 @@ def test_embeddings_publish_nothing(family):
     model, ids = make_model(family), prompts(2, 12)
     embeddings = model.get_input_embeddings()(ids).detach()
     options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 8, "do_sample": False}
-    expected = model.generate(inputs_embeds=embeddings, past_key_values=dynamic_cache(model), **options)
+    expected = model.generate(inputs_embeds=embeddings, **passing(dynamic_cache(model)), **options)
     cache = make_cache(model)
-    got = model.generate(inputs_embeds=embeddings, past_key_values=cache, **options)
+    got = model.generate(inputs_embeds=embeddings, **passing(cache), **options)
     assert got.tolist() == expected.tolist()
     assert [sequence.num_tokens for sequence in cache._generation.rows.sequences] == [0, 0]
     if family == "llama":
@@ -140,7 +141,7 @@ def test_embeddings_publish_nothing(family):
         assert cache.get_seq_length() == 12 + 7 - 3
     assert num_cached(cache) == 0
     cache.begin(ids)  # ids first, then embeddings instead of them
-    assert model.generate(inputs_embeds=embeddings, past_key_values=cache, **options).tolist() == expected.tolist()
+    assert model.generate(inputs_embeds=embeddings, **passing(cache), **options).tolist() == expected.tolist()
     assert num_cached(cache) == 0
 
 
@@ -148,9 +149,9 @@ def test_ids_after_embeddings_are_not_appended_to_the_sequence():
     model, ids = make_model("llama"), prompts(1, 16)
     cache = make_cache(model)
     with torch.no_grad():
-        model(ids[:, :4], past_key_values=cache)
-        model(inputs_embeds=model.get_input_embeddings()(ids[:, 4:8]), past_key_values=cache)
-        got = model(ids[:, 8:], past_key_values=cache).logits
+        model(ids[:, :4], **passing(cache))
+        model(inputs_embeds=model.get_input_embeddings()(ids[:, 4:8]), **passing(cache))
+        got = model(ids[:, 8:], **passing(cache)).logits
         torch.testing.assert_close(got, model(ids).logits[:, 8:], rtol=1e-4, atol=1e-4)
     (sequence,) = cache._generation.rows.sequences
     assert (sequence.tokens.tolist(), sequence.num_computed_tokens) == (ids[0, :4].tolist(), 8)
@@ -161,9 +162,9 @@ def test_rows_with_further_inputs_publish_nothing_and_are_not_merged():
     model, ids = make_model("gpt2"), prompts(1, 12).repeat(2, 1)
     types = torch.stack([torch.full((12,), 3), torch.full((12,), 4)])
     with torch.no_grad():
-        expected = model(ids, token_type_ids=types, past_key_values=dynamic_cache(model)).logits
+        expected = model(ids, token_type_ids=types, **passing(dynamic_cache(model))).logits
         cache = make_cache(model)
-        got = model(ids, token_type_ids=types, past_key_values=cache).logits
+        got = model(ids, token_type_ids=types, **passing(cache)).logits
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
     assert num_cached(cache) == 0
 
@@ -182,7 +183,7 @@ def test_a_model_of_images_only_publishes_passes_of_text():
     assert run(model, ids, cache) == expected
     cache.reset()
     with torch.no_grad():  # some versions of generate pass arguments about images
-        model.base_model(ids, past_key_values=cache)
+        model.base_model(ids, **passing(cache))
     assert cache.begin(ids) == 8
     assert run(model, ids, cache) == expected
     pictured = ids.clone()
@@ -198,16 +199,16 @@ def test_positions_that_do_not_count_tokens_publish_nothing_and_raise_after_a_re
     model, ids = make_model("llama"), prompts(1, 12)
     positions = 3 * torch.arange(12)[None]
     with torch.no_grad():
-        expected = model(ids, position_ids=positions, past_key_values=dynamic_cache(model)).logits
+        expected = model(ids, position_ids=positions, **passing(dynamic_cache(model))).logits
         cache = make_cache(model)
-        got = model(ids, position_ids=positions, past_key_values=cache).logits
+        got = model(ids, position_ids=positions, **passing(cache)).logits
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
         assert num_cached(cache) == 0
-        model(ids, past_key_values=cache)
+        model(ids, **passing(cache))
         assert cache.begin(ids) == 8
         with pytest.raises(UnsupportedOption, match="position_ids that count"):
-            model(ids[:, 8:], position_ids=positions[:, 8:], past_key_values=cache)
-        model(ids[:, 8:], position_ids=torch.arange(8, 12)[None], past_key_values=cache)
+            model(ids[:, 8:], position_ids=positions[:, 8:], **passing(cache))
+        model(ids[:, 8:], position_ids=torch.arange(8, 12)[None], **passing(cache))
     assert num_cached(cache) == 3
 
 
@@ -216,12 +217,12 @@ def test_padding_without_positions_publishes_nothing():
     model, ids = make_model("llama"), prompts(1, 15)
     mask = left_padded(ids)
     with torch.no_grad():
-        expected = model(ids, attention_mask=mask, past_key_values=dynamic_cache(model)).logits[:, 3:]
+        expected = model(ids, attention_mask=mask, **passing(dynamic_cache(model))).logits[:, 3:]
         cache = make_cache(model)
-        got = model(ids, attention_mask=mask, past_key_values=cache).logits[:, 3:]
+        got = model(ids, attention_mask=mask, **passing(cache)).logits[:, 3:]
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
         assert num_cached(cache) == 0
-        model(ids[:, 3:], past_key_values=cache)
+        model(ids[:, 3:], **passing(cache))
         assert cache.begin(ids, mask) == 3 + 8
         with pytest.raises(UnsupportedOption, match="padding"):
-            model(ids[:, 11:], attention_mask=mask, past_key_values=cache)
+            model(ids[:, 11:], attention_mask=mask, **passing(cache))

@@ -6,6 +6,7 @@ from pagecore.errors import UnsupportedOption
 from pagecore.models import specs_from_config
 from tests.interop.families import torch, transformers
 from tests.models.encoders.test_cross_attention import BERT, GEMMA, GPT_2, SIDES, SMALL_VIT
+from tests.passing import passing
 
 from pagecore.interop.transformers import PagedEncoderDecoderCache  # isort: skip  # after families, which skips
 
@@ -43,7 +44,7 @@ def test_tokens_are_those_of_transformers(kind, beams):
     expected = model.eval().generate(**inputs, **options)
     model.set_attn_implementation("pagecore")
     cache = PagedEncoderDecoderCache(model, num_blocks=64)
-    assert torch.equal(model.generate(**inputs, **options, past_key_values=cache), expected)
+    assert torch.equal(model.generate(**inputs, **options, **passing(cache)), expected)
 
 
 @pytest.mark.parametrize("softcap", [None, 5.0])
@@ -66,7 +67,7 @@ def test_a_decoder_with_windows_takes_their_specs(softcap, beams):
         model.get_encoder().set_attn_implementation("eager")
     cache = PagedEncoderDecoderCache(model, layers=specs_from_config(config.to_dict(), dtype="float32"), num_blocks=64)
     for _ in range(2):
-        assert torch.equal(model.generate(ids, **options, past_key_values=cache), expected)
+        assert torch.equal(model.generate(ids, **options, **passing(cache)), expected)
 
 
 def test_other_families_need_layers():

@@ -10,6 +10,7 @@ from pagecore import CrossSpec, ShapeError, UnsupportedOption
 from tests.interop.encoders import CONFIGS, inputs_of, make_model
 from tests.interop.families import make_model as make_decoder
 from tests.interop.families import torch, transformers
+from tests.passing import passing
 
 from pagecore.interop.transformers import PagedCache, PagedEncoderDecoderCache  # isort: skip  # after families
 
@@ -27,7 +28,7 @@ def generate(model, cache, inputs, **options):
     torch.manual_seed(3)
     options = {"max_new_tokens": 9, "do_sample": False} | options
     with torch.no_grad():
-        return model.generate(**inputs, past_key_values=cache, **options).tolist()
+        return model.generate(**inputs, **passing(cache), **options).tolist()
 
 
 def both(family, inputs=None, **options):
@@ -129,7 +130,7 @@ def test_options_for_which_a_whisper_copies_its_cache_are_refused(option):
     model.set_attn_implementation("pagecore")
     cache = PagedEncoderDecoderCache(model, num_blocks=200, block_size=4)
     with pytest.raises(UnsupportedOption, match="a tensor of its keys, which are in blocks; use transformers'"):
-        model.generate(**inputs, past_key_values=cache, do_sample=False, max_new_tokens=3, **option)
+        model.generate(**inputs, **passing(cache), do_sample=False, max_new_tokens=3, **option)
     assert generate(model, cache, inputs) == expected
 
 
@@ -146,7 +147,7 @@ def test_formats_store_the_encoder_s_keys(family):
     start = torch.tensor([[2, 5, 7]] * 2)
     with torch.no_grad():
         expected = model(**inputs, decoder_input_ids=start).logits
-        found = model(**inputs, decoder_input_ids=start, past_key_values=cache).logits
+        found = model(**inputs, decoder_input_ids=start, **passing(cache)).logits
     assert 0 < (found - expected).norm() < 2e-2 * expected.norm()
 
 
@@ -193,7 +194,7 @@ def test_bad_models_and_layers_are_refused_by_name():
         PagedEncoderDecoderCache(t5, num_blocks=8, device="cuda")
     cache = PagedEncoderDecoderCache(whisper, num_blocks=200)
     with torch.no_grad(), pytest.raises(UnsupportedOption, match="no encoder_hidden_states"):
-        whisper.get_decoder()(torch.tensor([[2]]), past_key_values=cache)
+        whisper.get_decoder()(torch.tensor([[2]]), **passing(cache))
     mask = inputs_of("bart")
     bart = make_model("bart")
     bart.set_attn_implementation("pagecore")

@@ -12,6 +12,7 @@ from pagecore.errors import UnsupportedOption
 from tests.interop.families import dynamic_cache, left_padded, make_cache, make_model, prompts, torch
 from tests.interop.generations import run
 from tests.interop.hybrids import make_hybrid
+from tests.passing import passing
 
 from pagecore.interop.transformers import PagedCache  # isort: skip  # after families, which skips
 
@@ -21,7 +22,7 @@ BOUNDS = {"int8_token": 0.02, "float8_e5m2": 0.15, "nvfp4": 0.4, "int4_token": 0
 
 def logits(model, ids, mask, cache):
     with torch.no_grad():
-        return model(ids, attention_mask=mask, past_key_values=cache).logits[mask.bool()].float()
+        return model(ids, attention_mask=mask, **passing(cache)).logits[mask.bool()].float()
 
 
 @pytest.mark.parametrize("format", [name for name in FORMATS if name != "mxfp8"])  # needs a head dim of 32
@@ -83,15 +84,15 @@ def test_later_passes_and_beams_see_sealed_blocks(family):
     model, ids = make_model(family), prompts(columns=60)
     mask = left_padded(ids)
     with torch.no_grad():
-        expected = model(ids, attention_mask=mask, past_key_values=dynamic_cache(model)).logits
+        expected = model(ids, attention_mask=mask, **passing(dynamic_cache(model))).logits
     sealed = {"format": "kivi4", "group_size": 16, "block_size": 16, "residual": 5}
     plain = [make_cache(model).kv.spec(layer) for layer in range(model.config.num_hidden_layers)]
     layers = [spec if spec.window else replace(spec, **sealed) for spec in plain]
     cache = make_cache(model, layers=layers, block_size=16)
     cut = 45
     with torch.no_grad():
-        model(ids[:, :cut], attention_mask=mask[:, :cut], past_key_values=cache)
-        got = model(ids[:, cut:], attention_mask=mask, past_key_values=cache).logits
+        model(ids[:, :cut], attention_mask=mask[:, :cut], **passing(cache))
+        got = model(ids[:, cut:], attention_mask=mask, **passing(cache)).logits
     assert any(sequence.num_sealed_tokens for sequence in cache.kv.sequences.values())
     assert 0 < (got - expected[:, cut:]).norm() / expected[:, cut:].norm() < 0.2
     cache.reset()
@@ -113,9 +114,9 @@ def test_a_hybrid_model_reads_sealed_blocks_next_to_its_states(family):
     reference = dynamic_cache(model)
     parts = [slice(0, 45), slice(45, 46), slice(46, 47)]
     with torch.no_grad():
-        expected = torch.cat([model(ids[:, part], past_key_values=reference).logits for part in parts], dim=1)
+        expected = torch.cat([model(ids[:, part], **passing(reference)).logits for part in parts], dim=1)
         model.set_attn_implementation("pagecore")
-        got = torch.cat([model(ids[:, part], past_key_values=cache).logits for part in parts], dim=1)
+        got = torch.cat([model(ids[:, part], **passing(cache)).logits for part in parts], dim=1)
     assert all(sequence.num_sealed_tokens == 32 for sequence in cache.kv.sequences.values())
     assert 0 < (got - expected).norm() / expected.norm() < 0.2
     cache.reset()

@@ -15,6 +15,7 @@ from tests.interop import generations
 from tests.interop.families import dynamic_cache, left_padded, make_cache, prompts, torch, transformers
 from tests.interop.generations import Failure, compiled, computed, failing
 from tests.interop.hybrids import HYBRIDS, make_hybrid
+from tests.passing import passing
 from tests.thinning import interleaved
 
 from pagecore.interop.transformers.states.specs import layer_kinds  # isort: skip  # after families, which skips
@@ -31,7 +32,7 @@ MODES = {"greedy": {}, "beams": BEAMS, "samples": {"do_sample": True, "num_retur
 
 def logits(model, ids, cache, **options):
     with torch.no_grad():
-        return model(ids, past_key_values=cache, **options).logits
+        return model(ids, **passing(cache), **options).logits
 
 
 def states(cache):
@@ -326,14 +327,14 @@ def test_gradients_are_refused():
     model, ids = make_hybrid("qwen3_next"), prompts(1, 5)
     cache = make_cache(model)
     with pytest.raises(UnsupportedOption, match="require grad, and a paged cache has no gradients"):
-        model(ids, past_key_values=cache)
+        model(ids, **passing(cache))
 
 
 def test_a_recurrent_layer_outside_of_a_pass_is_refused():
     model = make_hybrid("qwen3_next")
     cache = make_cache(model)
     with torch.no_grad(), pytest.raises(UnsupportedOption, match="outside of a forward pass of the cache's model"):
-        model.model.layers[0].linear_attn(torch.zeros(1, 1, 64), cache_params=cache)
+        model.model.layers[0].linear_attn(torch.zeros(1, 1, 64), **passing(cache, model.model.layers[0].linear_attn))
 
 
 @KINDS

@@ -23,8 +23,10 @@ from tests.interop.families import (
 )
 from tests.interop.generations import compiled, computed, expect, run
 from tests.models.published import LLAMA_4_SCOUT, PUBLISHED
+from tests.passing import passing
 
-from pagecore.interop.transformers.layers import latents  # isort: skip  # after families, which skips
+from pagecore.interop.transformers.inputs.arguments import CACHES  # isort: skip  # after families, which skips
+from pagecore.interop.transformers.layers import latents  # isort: skip
 from pagecore.interop.transformers.layers.specs import specs_of_model  # isort: skip
 
 LATENT_FAMILIES = [
@@ -51,7 +53,7 @@ def fresh(family="deepseek_v3", dtype="float32", **fields):
 
 def logits(model, ids, cache, **options):
     with torch.no_grad():
-        return model(ids, past_key_values=cache, **options).logits
+        return model(ids, **passing(cache), **options).logits
 
 
 @EVERY_FAMILY
@@ -115,8 +117,9 @@ class Expanded(torch.nn.Module):
         self.of, self.config, self.layer_idx, self.is_causal = of, of.config, of.layer_idx, True
         self.num_key_value_groups = 1
 
-    def forward(self, hidden_states, position_embeddings, attention_mask, past_key_values=None, **options):
+    def forward(self, hidden_states, position_embeddings, attention_mask, **options):
         of = self.of
+        cache = next((options.pop(name) for name in CACHES if name in options), None)
         batch, columns, _ = hidden_states.shape
         query = of.q_b_proj(of.q_a_layernorm(of.q_a_proj(hidden_states))).view(batch, columns, of.num_heads, -1)
         joint = of.kv_a_proj_with_mqa(hidden_states)
@@ -128,8 +131,8 @@ class Expanded(torch.nn.Module):
         query = torch.cat([nope, turned], dim=-1)
         key = torch.cat([expanded[..., : of.qk_nope_head_dim], rope.expand(-1, of.num_heads, -1, -1)], dim=-1)
         value = expanded[..., of.qk_nope_head_dim :]
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer_idx)
         from transformers.models.deepseek_v3 import modeling_deepseek_v3 as modeling
 
         interface = modeling.ALL_ATTENTION_FUNCTIONS.get_interface(

@@ -10,6 +10,7 @@ import pytest
 from pagecore.errors import ShapeError
 from tests.interop.families import EOS, PAD, dynamic_cache, left_padded, make_cache, make_model, prompts, torch
 from tests.interop.generations import WINDOWED, computed, expect, run
+from tests.passing import passing
 
 SHORT = {"max_new_tokens": 3}
 LONGER = {"max_new_tokens": 5}  # some drafts are accepted
@@ -81,15 +82,15 @@ def test_the_mask_that_generate_infers_from_padding_tokens_is_used():
     model, ids = make_model("llama"), prompts(2, 12)
     ids[0, :4] = PAD
     options = {"do_sample": False} | SHORT
-    expected = model.generate(ids, past_key_values=dynamic_cache(model), **options).tolist()
+    expected = model.generate(ids, **passing(dynamic_cache(model)), **options).tolist()
     cache = make_cache(model)
     for _ in range(2):
-        assert model.generate(ids, past_key_values=cache, **options).tolist() == expected
+        assert model.generate(ids, **passing(cache), **options).tolist() == expected
     text = torch.cat([torch.tensor(expected), prompts(2, 3, seed=1)], dim=1)
-    expected = model.generate(text, past_key_values=dynamic_cache(model), **options).tolist()
+    expected = model.generate(text, **passing(dynamic_cache(model)), **options).tolist()
     model.set_attn_implementation("pagecore")
     with computed(model) as columns:
-        assert model.generate(inputs=text, past_key_values=cache, **options).tolist() == expected
+        assert model.generate(inputs=text, **passing(cache), **options).tolist() == expected
     assert columns[0] == 4
 
 
@@ -161,14 +162,14 @@ def test_generate_continues_a_prompt_that_direct_calls_computed():
     model, ids = make_model("llama"), prompts(2, 14)
     cache = make_cache(model)
     with torch.no_grad():
-        model(ids[:, :6], past_key_values=cache)
-        model(ids[:, 6:10], past_key_values=cache)
+        model(ids[:, :6], **passing(cache))
+        model(ids[:, 6:10], **passing(cache))
     with computed(model) as columns:
         got = run(model, ids, cache, **SHORT)
     assert (got, columns[0]) == (alone(model, ids), 4)
     with torch.no_grad():
         cache.reset()
-        model(prompts(2, 6, seed=1), past_key_values=cache)
+        model(prompts(2, 6, seed=1), **passing(cache))
     check_equal(model, cache, ids)
 
 
@@ -178,8 +179,8 @@ def test_a_direct_call_continues_as_with_a_dynamic_cache():
     with torch.no_grad():
         for cache in (dynamic_cache(model), make_cache(model)):
             model.set_attn_implementation("pagecore" if logits else "eager")
-            model(ids, past_key_values=cache)
-            logits.append(model(ids, past_key_values=cache).logits)
+            model(ids, **passing(cache))
+            logits.append(model(ids, **passing(cache)).logits)
     torch.testing.assert_close(logits[1], logits[0], rtol=1e-4, atol=1e-4)
 
 
@@ -189,9 +190,9 @@ def test_embeddings_begin_a_new_generation_if_all_columns_are_computed():
     options = {"attention_mask": torch.ones_like(ids), "do_sample": False} | SHORT
     for seed in (0, 0, 1):
         embeddings = model.get_input_embeddings()(prompts(2, 12, seed=seed)).detach()
-        expected = model.generate(inputs_embeds=embeddings, past_key_values=dynamic_cache(model), **options)
+        expected = model.generate(inputs_embeds=embeddings, **passing(dynamic_cache(model)), **options)
         model.set_attn_implementation("pagecore")
-        got = model.generate(inputs_embeds=embeddings, past_key_values=cache, **options)
+        got = model.generate(inputs_embeds=embeddings, **passing(cache), **options)
         assert got.tolist() == expected.tolist()
     check_equal(model, cache, ids)
     assert cache._generation.rows.sequences[0].num_tokens > 0
@@ -203,8 +204,8 @@ def test_new_tokens_with_the_mask_of_the_whole_text_continue():
     expected = alone(model, ids, mask)
     cache = make_cache(model)
     with torch.no_grad():
-        model(ids[:, :9], attention_mask=mask[:, :9], past_key_values=cache)
-    got = model.generate(ids[:, 9:], attention_mask=mask, past_key_values=cache, do_sample=False, **SHORT)
+        model(ids[:, :9], attention_mask=mask[:, :9], **passing(cache))
+    got = model.generate(ids[:, 9:], attention_mask=mask, **passing(cache), do_sample=False, **SHORT)
     assert got[:, 5:].tolist() == [row[14:] for row in expected]
 
 

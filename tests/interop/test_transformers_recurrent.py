@@ -8,6 +8,7 @@ from pagecore.errors import UnsupportedOption
 from tests.interop.families import left_padded, prompts, torch
 from tests.interop.generations import computed
 from tests.interop.hybrids import RECURRENT, make_hybrid
+from tests.passing import passing
 from tests.thinning import interleaved
 
 from pagecore.interop.transformers import PagedCache  # isort: skip  # after families, which skips
@@ -37,7 +38,7 @@ def test_tokens_are_those_of_the_models_own_cache(family, mode):
     mask = left_padded(ids)
     expected = generated(model, ids, mask, **MODES[mode])
     cache = make_cache(model)
-    assert generated(model, ids, mask, past_key_values=cache, **MODES[mode]) == expected
+    assert generated(model, ids, mask, **passing(cache), **MODES[mode]) == expected
     assert (cache.kv.num_groups, cache.kv.num_blocks) == (0, ())
     cache.reset()
     cache.kv.check_invariants()
@@ -51,12 +52,12 @@ def test_a_format_of_keys_is_refused_because_there_are_none(option):
 
 
 @pytest.mark.parametrize("family", RECURRENT)
-@pytest.mark.parametrize("name", ["past_key_values", "cache_params"])
+@pytest.mark.parametrize("name", ["cache", "past_key_values", "cache_params"])
 def test_a_prompt_continues_from_a_checkpoint(family, name):
     model, ids = make_hybrid(family), prompts(2, 16)
     expected = generated(model, ids)
     cache = make_cache(model)
-    generated(model, ids[:, :11], past_key_values=cache)
+    generated(model, ids[:, :11], **passing(cache))
     assert cache.begin(ids) == 8
     with computed(model) as columns:
         assert generated(model, ids, **{name: cache}) == expected
@@ -69,10 +70,10 @@ def test_a_prompt_continues_from_a_quantised_checkpoint():
     with torch.no_grad():
         expected = model(ids).logits[:, -1]
     cache = make_cache(model, checkpoint_format="int8")
-    generated(model, ids[:, :11], past_key_values=cache)
+    generated(model, ids[:, :11], **passing(cache))
     assert cache.begin(ids) == 8
     options = {"max_new_tokens": 1, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
-    got = model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, **options).logits[0]
+    got = model.generate(ids, attention_mask=torch.ones_like(ids), **passing(cache), **options).logits[0]
     assert not torch.equal(got, expected)  # the state is rounded
     torch.testing.assert_close(got, expected, rtol=0, atol=0.05 * expected.abs().max().item())
     cache.kv.check_invariants()
@@ -84,5 +85,5 @@ def test_passes_of_several_columns_give_the_logits_of_one(family):
     with torch.no_grad():
         expected = model(ids).logits
         cache = make_cache(model)
-        got = [model(ids[:, a:b], cache_params=cache).logits for a, b in ((0, 7), (7, 12), (12, 13))]
+        got = [model(ids[:, a:b], **passing(cache, model)).logits for a, b in ((0, 7), (7, 12), (12, 13))]
     torch.testing.assert_close(torch.cat(got, dim=1), expected, rtol=1e-3, atol=1e-4)

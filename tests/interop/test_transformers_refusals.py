@@ -14,6 +14,7 @@ from pagecore.errors import NotEnoughMemory, PagecoreError, ShapeError, Unsuppor
 from tests.interop.families import NUM_LAYERS, dynamic_cache, make_cache, make_model, prompts, torch, transformers
 from tests.interop.test_fuzz import foreign_tensors
 from tests.ops.test_fuzz import attempt
+from tests.passing import passing
 
 from pagecore.interop.transformers import PagedCache  # isort: skip  # after families, which skips
 from pagecore.interop.transformers.layers import attention  # isort: skip
@@ -25,7 +26,7 @@ OWN_MASK = "uses a mask of its own"
 
 def run(model, ids, cache, **options):
     with torch.no_grad():
-        return model(ids, past_key_values=cache, **options).logits
+        return model(ids, **passing(cache), **options).logits
 
 
 @pytest.fixture
@@ -239,10 +240,10 @@ def test_options_of_the_paged_cache_are_checked(model):
 
 def test_gradients_raise_with_a_remedy(model, cache):
     with pytest.raises(UnsupportedOption, match=r"require grad.*torch.no_grad\(\)"):
-        model(prompts(), past_key_values=cache)
+        model(prompts(), **passing(cache))
     assert cache.kv.num_sequences == 0
     with torch.inference_mode():
-        model(prompts(), past_key_values=cache)
+        model(prompts(), **passing(cache))
     assert cache.get_seq_length() == 7
 
 
@@ -296,7 +297,7 @@ def test_masks_other_than_padding_masks_raise(model, cache, mask, error, says):
 )
 def test_ids_masks_and_positions_of_other_types_raise_by_name(model, cache, given, error, says):
     with pytest.raises(error, match=says), torch.no_grad():
-        model(**{"input_ids": prompts()} | given, past_key_values=cache)
+        model(**{"input_ids": prompts()} | given, **passing(cache))
     if "position_ids" not in given:
         with pytest.raises(error, match=says):
             cache.begin(**{"input_ids": prompts()} | given)
@@ -315,16 +316,16 @@ def test_ids_masks_and_positions_of_other_types_raise_by_name(model, cache, give
 def test_embeddings_of_other_types_raise_by_name(model, cache, embeddings, error, says):
     run(model, prompts(), cache)
     with pytest.raises(error, match=says), torch.no_grad():
-        model(inputs_embeds=embeddings, past_key_values=cache)
+        model(inputs_embeds=embeddings, **passing(cache))
     with pytest.raises(error, match=says):
-        model.generate(inputs_embeds=embeddings, past_key_values=cache)
+        model.generate(inputs_embeds=embeddings, **passing(cache))
     assert (cache.get_seq_length(), cache.kv.num_sequences) == (7, 2)
 
 
 def test_the_mask_of_generate_is_a_tensor(model, cache):
     run(model, prompts(), cache)
     with pytest.raises(UnsupportedDtype, match="attention_mask is a list; it must be a torch tensor"):
-        model.generate(prompts(), attention_mask=[[1] * 7] * 2, past_key_values=cache)
+        model.generate(prompts(), attention_mask=[[1] * 7] * 2, **passing(cache))
     assert cache.kv.num_sequences == 2
 
 
@@ -361,7 +362,7 @@ def test_a_mask_that_hides_computed_columns_raises(model, cache):
 
 def test_a_pass_without_new_columns_raises(model, cache):
     with pytest.raises(UnsupportedOption, match="neither input_ids nor inputs_embeds"):
-        model.base_model(past_key_values=cache)
+        model.base_model(**passing(cache))
     with pytest.raises(ShapeError, match="no new columns"):
         run(model, torch.zeros(2, 0, dtype=torch.long), cache)
     with pytest.raises(ShapeError, match="shape"):
@@ -525,7 +526,7 @@ def test_models_with_attention_code_of_their_own_raise():
 
 def test_generate_with_use_cache_false_raises(model, cache):
     with pytest.raises(ShapeError, match=r"position 0 again.*use_cache=True|mask has shape.*reset\(\)"):
-        model.generate(prompts(), past_key_values=cache, use_cache=False, max_new_tokens=4)
+        model.generate(prompts(), **passing(cache), use_cache=False, max_new_tokens=4)
     cache.kv.check_invariants()
 
 
@@ -537,7 +538,7 @@ def test_copying_and_pickling_raise_with_an_alternative(cache):
 
 def test_a_second_cache_in_a_call_raises(model, cache):
     with pytest.raises(ValueError, match="cache_implementation"):
-        model.generate(prompts(), past_key_values=cache, cache_implementation="static", max_new_tokens=2)
+        model.generate(prompts(), **passing(cache), cache_implementation="static", max_new_tokens=2)
 
 
 def test_a_cache_of_another_dtype_casts_and_a_float64_model_raises():

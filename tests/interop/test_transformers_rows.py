@@ -11,6 +11,7 @@ import pytest
 from pagecore.errors import OutOfBlocks, OutOfRows, ShapeError, UnsupportedDtype, UnsupportedOption
 from tests.interop.families import EOS, left_padded, make_cache, make_model, prompts, torch, transformers
 from tests.interop.generations import KINDS_OF_ATTENTION, WINDOWED, Failure, expect, failing, num_cached, run
+from tests.passing import passing
 from tests.thinning import in_turn
 
 # ---- rows
@@ -22,9 +23,9 @@ def test_rows_change_only_by_repeat_select_and_begin():
     text = torch.tensor(run(model, ids, cache))
     with torch.no_grad():
         with pytest.raises(ShapeError, match=r"4 rows and the cache 2.*batch_repeat_interleave"):
-            model(text[:, -1:].repeat(2, 1), past_key_values=cache)
+            model(text[:, -1:].repeat(2, 1), **passing(cache))
         with pytest.raises(ShapeError, match="1 rows and the cache 2"):
-            model(text[:1, -1:], past_key_values=cache)
+            model(text[:1, -1:], **passing(cache))
     cache.batch_repeat_interleave(2)
     repeated = torch.cat([text.repeat_interleave(2, dim=0), prompts(4, 2, seed=4)], dim=1)
     assert run(model, repeated, cache) == expect(model, repeated)
@@ -69,9 +70,9 @@ def test_a_pass_over_computed_columns_raises():
     cache.crop(7)
     with torch.no_grad():
         with pytest.raises(ShapeError, match=r"position 0 again.*reset\(\)"):
-            model(ids, position_ids=torch.arange(7)[None], past_key_values=cache)
+            model(ids, position_ids=torch.arange(7)[None], **passing(cache))
         with pytest.raises(ShapeError, match=r"it must be \(2, 14\).*reset\(\)"):
-            model(ids, attention_mask=torch.ones(2, 7), past_key_values=cache)
+            model(ids, attention_mask=torch.ones(2, 7), **passing(cache))
     cache.crop(-1)
     assert run(model, ids, cache) == expect(model, ids)
 
@@ -94,12 +95,12 @@ def test_columns_of_the_last_pass_can_be_cropped(family):
     with torch.no_grad():
         for kept, argument in ((17, -3), (17, 17), (12, -8), (20, 0)):
             cache = make_cache(model)
-            model(ids[:, :12], past_key_values=cache)
-            model(ids[:, 12:], past_key_values=cache)
+            model(ids[:, :12], **passing(cache))
+            model(ids[:, 12:], **passing(cache))
             cache.crop(argument)
             assert cache.get_seq_length() == kept
             rest = torch.cat([ids[:, kept:], prompts(2, 3, seed=1)], dim=1)
-            got = model(rest, past_key_values=cache).logits
+            got = model(rest, **passing(cache)).logits
             whole = model(torch.cat([ids[:, :kept], rest], dim=1)).logits[:, kept:]
             torch.testing.assert_close(got, whole, rtol=1e-4, atol=1e-4)
             cache.kv.check_invariants()
@@ -109,14 +110,14 @@ def test_a_first_pass_of_equal_rows_can_be_cropped():
     model, ids = make_model("llama"), prompts(1, 10).repeat(3, 1)
     cache = make_cache(model)
     with torch.no_grad():
-        model(ids, past_key_values=cache)
+        model(ids, **passing(cache))
         cache.crop(-4)
-        got = model(prompts(3, 5), past_key_values=cache).logits
+        got = model(prompts(3, 5), **passing(cache)).logits
         whole = model(torch.cat([ids[:, :6], prompts(3, 5)], dim=1)).logits[:, 6:]
         torch.testing.assert_close(got, whole, rtol=1e-4, atol=1e-4)
         cache.crop(-11)
         assert cache.get_seq_length() == 0
-        torch.testing.assert_close(model(ids, past_key_values=cache).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(model(ids, **passing(cache)).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
 
 
 def test_cropping_to_keys_that_a_window_has_freed_raises_and_changes_nothing():
@@ -146,12 +147,12 @@ def test_running_out_of_blocks_leaves_a_usable_cache(family):
     length = cache.get_seq_length()
     assert 10 < length < 40
     with torch.no_grad(), pytest.raises(OutOfBlocks):
-        model(prompts(2, 9), past_key_values=cache)
+        model(prompts(2, 9), **passing(cache))
     assert cache.get_seq_length() == length
     cache.kv.check_invariants()
     cache.batch_select_indices(torch.tensor([1]))
     with torch.no_grad():
-        model(prompts(1, 3), past_key_values=cache)
+        model(prompts(1, 3), **passing(cache))
     cache.reset()
     assert run(model, ids, cache, max_new_tokens=3) == expect(model, ids, max_new_tokens=3)
     with pytest.raises(ShapeError, match=r"60 tokens; a row holds at most 28: .*max_tokens_per_sequence or num_blocks"):
@@ -220,12 +221,12 @@ def test_a_pass_that_raises_does_not_prevent_publishing():
     cache = make_cache(model, max_sequences=1)
     with torch.no_grad():
         with pytest.raises(OutOfRows):
-            model(inputs_embeds=embeddings, past_key_values=cache)
-        model(ids[:1], past_key_values=cache)
+            model(inputs_embeds=embeddings, **passing(cache))
+        model(ids[:1], **passing(cache))
         assert cache.begin(ids[:1]) == 8
         with failing(model, Failure), pytest.raises(Failure):
-            model(inputs_embeds=embeddings[:1, 8:], past_key_values=cache)
-        model(ids[:1, 8:], past_key_values=cache)
+            model(inputs_embeds=embeddings[:1, 8:], **passing(cache))
+        model(ids[:1, 8:], **passing(cache))
     assert num_cached(cache) == 3
 
 
@@ -272,7 +273,7 @@ def test_a_base_model_whose_model_was_deleted_raises():
         torch.no_grad(),
         pytest.raises(UnsupportedOption, match=r"a LlamaModel runs.*which was deleted; make a PagedCache"),
     ):
-        base(prompts(), past_key_values=cache)
+        base(prompts(), **passing(cache))
 
 
 def test_caches_of_one_model_are_independent():
@@ -322,12 +323,12 @@ def test_lengths_and_sizes_of_the_cache_and_its_layers():
     out = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
-        past_key_values=cache,
+        **passing(cache),
         max_new_tokens=5,
         do_sample=False,
         return_dict_in_generate=True,
     )
-    assert out.past_key_values is cache
+    assert all(out[name] is cache for name in passing(cache))
     assert [cache.get_seq_length(layer) for layer in range(3)] == [11] * 3
     assert [layer.get_seq_length() for layer in cache.layers] == [11] * 3
     assert cache.get_mask_sizes(3, 0) == (14, 0)

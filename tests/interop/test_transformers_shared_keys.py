@@ -7,8 +7,9 @@ from tests.capabilities import require
 torch = require("torch")
 transformers = require("transformers")
 
-from pagecore.errors import ShapeError  # noqa: E402
+from pagecore.errors import ShapeError, UnsupportedOption  # noqa: E402
 from pagecore.interop.transformers import PagedCache  # noqa: E402
+from tests.passing import passing  # noqa: E402
 
 SIZES = {
     "vocab_size": 99,
@@ -29,6 +30,8 @@ GEMMA = SIZES | {"vocab_size_per_layer_input": 99, "hidden_size_per_layer_input"
 
 
 def model_of(model_type, **sizes):
+    if model_type not in transformers.CONFIG_MAPPING:
+        pytest.skip(f"needs transformers with {model_type}")
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(model_type, **sizes)
     return transformers.AutoModelForCausalLM.from_config(config).eval()
@@ -58,7 +61,39 @@ def test_tokens_equal_those_of_the_dynamic_cache(model_type, sizes, stored, opti
     model.set_attn_implementation("pagecore")
     cache = PagedCache(model, num_blocks=64)
     assert len(cache.layers) == stored
-    assert torch.equal(model.generate(ids, past_key_values=cache, **given, **options), expected)
+    assert torch.equal(model.generate(ids, **passing(cache), **given, **options), expected)
+
+
+_LINEAR = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
+_LOOPS = {"n_input_layers": 2, "n_recurrent_layers": 3, "n_output_layers": 1, "n_recurrent_loops": 3}
+LARA = {name: value for name, value in SIZES.items() if name != "intermediate_size"}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "sizes", "stored"),
+    [
+        ("dory", SIZES | _LOOPS, 12),
+        ("dory", SIZES | _LOOPS | {"n_recurrent_loops": 1}, 6),
+        ("lara_mini", LARA | {"num_experts": 4, "layer_types": None} | _LINEAR | _EXPERTS, 6),
+    ],
+)
+def test_tokens_of_layers_of_several_passes_and_kinds(model_type, sizes, stored):
+    model = model_of(model_type, **sizes, initializer_range=0.3)
+    ids, given = prompts()
+    expected = model.generate(ids, **given)
+    model.set_attn_implementation("pagecore")
+    cache = PagedCache(model, num_blocks=128, block_size=4)
+    assert len(cache.layers) == stored
+    assert torch.equal(model.generate(ids, **passing(cache), **given), expected)
+    cache.kv.check_invariants()
+
+
+def test_loops_that_read_cached_keys_themselves_are_refused():
+    model = model_of("dory", **SIZES, **_LOOPS, recurrent_kv_cache_mode="last_loop")
+    model.set_attn_implementation("pagecore")
+    with pytest.raises(UnsupportedOption, match=r"recurrent_kv_cache_mode = .last_loop.*set it to .per_loop"):
+        PagedCache(model, num_blocks=8)
 
 
 def test_specs_are_those_of_the_layers_that_store_keys():
@@ -80,4 +115,4 @@ def test_decoders_have_the_layers_and_heads_of_the_decoder(model_type):
     expected = model.generate(ids, use_cache=False, **given)  # DynamicCache counts the encoder's layers
     model.set_attn_implementation("pagecore")
     cache = PagedCache(model, num_blocks=64)
-    assert torch.equal(model.generate(ids, past_key_values=cache, **given), expected)
+    assert torch.equal(model.generate(ids, **passing(cache), **given), expected)

@@ -14,6 +14,7 @@ __all__ = ["BUILT", "COUNTED_ELSEWHERE", "COUNTED_TEXT"]
 OF_STATES = {
     "bailing_hybrid",
     "glm5_next_text",
+    "lara_mini",
     "minimax",
     "minimax_m1",
     "minimax_text_01",
@@ -21,10 +22,11 @@ OF_STATES = {
     "recurrent_gemma",
     "zaya",
 }
-OF_LATENTS = {"axk2", "dots3_note_text", "hy_v4", "mistral_large4_text"}
+OF_LATENTS = {"axk2", "dots3_note_text", "hy_v4", "hy_v4_vl_text", "mistral_large4_text"}
 # Families with rows next to attention, which families/test_rows.py compares.
 OF_ROWS = {"deepseek_v4", "deepseek_v41_text", "step5"}
 TEXT_PARTS = {
+    "apertus1p5_text",
     "cosmos3_edge_text",
     "deepseek_ocr2_text",
     "emu3_text_model",
@@ -67,7 +69,17 @@ BUILT = {*BERT, *TEXT_PARTS, *OF_RULES, *REMOTE, *SPEECH, *INKLING, "rwkv", "xls
 
 # Families whose parameters parameters/test_text_models.py counts.
 COUNTED_TEXT = [
-    *("axk2", "beam", "cohere_compass_text", "cosmos3_edge_text", "emu3_text_model", "flint", "glm4v_moe_text"),
+    *(
+        "apertus1p5_text",
+        "hy_v4_vl_text",
+        "axk2",
+        "beam",
+        "cohere_compass_text",
+        "cosmos3_edge_text",
+        "emu3_text_model",
+        "flint",
+        "glm4v_moe_text",
+    ),
     *("glm_ocr_text", "granite4_vision_text", "granite_docling_text", "hunyuan_vl_text", "kosmos_2_5_text_model"),
     *("kosmos_2_text_model", "molmo2_text", "muse_glimmer_text", "paddleocr_vl_text", "qwen2_5_omni_text"),
     *("qwen3_omni_moe_text", "voxtral_realtime_text"),

@@ -18,6 +18,7 @@ from tests.models.earlier import EARLIER_TYPES
 from tests.models.meta import on_meta_device
 from tests.models.published import PUBLISHED
 from tests.models.record_earlier import earlier_layer, modules_of
+from tests.passing import passing
 
 FILE = Path(__file__).with_name("attended.json")
 
@@ -100,7 +101,7 @@ def window(config, module, kind):
         config=config,
         inputs_embeds=torch.zeros(1, length, 1),
         attention_mask=None,
-        past_key_values=None,
+        **passing(None),
         position_ids=torch.arange(length)[None],
     )
     seen = int((mask[0, 0, -1] == 0).sum())

@@ -21,8 +21,17 @@ FILE = Path(__file__).with_name("parameters.json")
 OTHERS = {"llama-4-scout": LLAMA_4_SCOUT} | {name: {"model_type": name} for name in ENCODER_DECODERS}
 
 
+def weights_in(model):
+    """Return the parameters of a module; tied ones count once.
+
+    Scales of rotary embeddings, which transformers before 5.24 keeps as buffers, are parameters.
+    """
+    scales = [buffer.numel() for name, buffer in model.named_buffers() if name.endswith("rotary_emb.alpha")]
+    return sum(parameter.numel() for parameter in model.parameters()) + sum(scales)
+
+
 def count(config):
-    """Return the parameters of the model that generates text; tied ones count once."""
+    """Return the parameters of the model that generates text."""
     from transformers import (
         AutoModel,
         AutoModelForCausalLM,
@@ -34,7 +43,7 @@ def count(config):
     kinds = [AutoModelForImageTextToText, AutoModelForSpeechSeq2Seq, AutoModelForSeq2SeqLM, AutoModelForCausalLM]
     kind = next((each for each in kinds if type(config) in each._model_mapping), AutoModel)
     with on_meta_device():
-        return sum(parameter.numel() for parameter in kind.from_config(config).parameters())
+        return weights_in(kind.from_config(config))
 
 
 def record():

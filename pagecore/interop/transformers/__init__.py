@@ -4,7 +4,7 @@ Importing this package registers the attention implementation "pagecore"::
 
     model.set_attn_implementation("pagecore")
     cache = PagedCache(model, num_blocks=1024)
-    model.generate(**inputs, past_key_values=cache)
+    model.generate(**inputs, cache=cache)
 """
 
 from pagecore.interop.transformers.cache import PagedCache

@@ -1,4 +1,4 @@
-"""PagedCache, the argument of ``model.generate(past_key_values=...)``."""
+"""PagedCache, the argument of ``model.generate(cache=...)``."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class PagedCache(ColumnCounts, Cache):  # type: ignore[misc]
     In a hybrid model (Qwen3-Next, LFM2, Falcon-H1, Bamba, Jamba, Zamba 2, Granite 4, Nemotron-H) each recurrent layer
     has the states of all rows in tensors ``[rows, *shape]``, which the model updates in place. Copies of them are kept
     as checkpoints in slots of `kv`; a prefix is reused up to its deepest checkpoint. Models without attention (Mamba,
-    Mamba 2, Falcon Mamba) have no blocks: leave `num_blocks` out. Their forward takes the cache as `cache_params`, and
-    `generate` under either name.
+    Mamba 2, Falcon Mamba) have no blocks: leave `num_blocks` out. `generate` takes the cache as `cache`,
+    `past_key_values` or `cache_params`, in every version of transformers.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ class PagedCache(ColumnCounts, Cache):  # type: ignore[misc]
     --------
     >>> model.set_attn_implementation("pagecore")                            # doctest: +SKIP
     >>> cache = PagedCache(model, num_blocks=256)                            # doctest: +SKIP
-    >>> model.generate(ids, past_key_values=cache, num_beams=4)              # doctest: +SKIP
+    >>> model.generate(ids, cache=cache, num_beams=4)              # doctest: +SKIP
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class PagedCache(ColumnCounts, Cache):  # type: ignore[misc]
     ) -> int:
         """End the last generation, and begin one with the prefixes of these prompts that are cached.
 
-        The following ``generate(input_ids, attention_mask=..., past_key_values=cache)`` only computes the other
+        The following ``generate(input_ids, attention_mask=..., cache=cache)`` only computes the other
         columns, and raises ShapeError for other prompts. `num_beams` and `num_return_sequences` repeat the rows.
 
         Without a call of `begin`, ``generate`` compares its prompts with the ids in the cache. Prompts that start with

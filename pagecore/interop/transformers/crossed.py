@@ -76,7 +76,7 @@ class PagedEncoderDecoderCache(EncoderDecoderCache):  # type: ignore[misc]
     --------
     >>> model.set_attn_implementation("pagecore")                            # doctest: +SKIP
     >>> cache = PagedEncoderDecoderCache(model, num_blocks=512)              # doctest: +SKIP
-    >>> model.generate(features, past_key_values=cache, num_beams=4)         # doctest: +SKIP
+    >>> model.generate(features, cache=cache, num_beams=4)         # doctest: +SKIP
     """
 
     def __init__(

@@ -104,6 +104,7 @@ HUNYUAN = Family(_CLA, aliases={"head_dim": "attention_head_dim"}, sources=_sour
 
 FULL_ATTENTION: Mapping[str, Family] = {
     "apertus": Family(GROUPED),
+    "apertus1p5_text": Family(GROUPED),
     "arcee": Family(GROUPED),
     "aria_text": Family(GROUPED),
     "bitnet": Family({**GROUPED, "num_key_value_heads": 5}),

@@ -31,6 +31,10 @@ def _every_fourth_slides(_fields: Fields, layer: int) -> bool:
     return layer > 0 and layer % 4 == 0
 
 
+def _two_of_five_slide(_fields: Fields, layer: int) -> bool:
+    return layer % 5 in (1, 4)
+
+
 QWEN_3_NEXT: Mapping[str, object] = {
     "head_dim": 256,
     "num_attention_heads": 16,
@@ -153,6 +157,14 @@ OLMO_HYBRID: Mapping[str, object] = {
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim")),
     "linear_conv_kernel_dim": 4,
 }
+LARA: Mapping[str, object] = {
+    **QWEN_3_NEXT,
+    "head_dim": 128,
+    "num_key_value_heads": 4,
+    "sliding_window": 512,
+    "linear_num_key_heads": 8,
+    "linear_num_value_heads": 16,
+}
 LFM_3: Mapping[str, object] = {
     "head_dim": 128,
     "num_key_value_heads": 4,
@@ -196,6 +208,9 @@ HYBRIDS: Mapping[str, Family] = {
             "mamba_ssm_dtype",
             states.delta_rule_of_qwen_4,
         ),
+    ),
+    "lara_mini": Family(
+        LARA, _two_of_five_slide, states=States(kinds.kinds_of_lara, states.delta_rule, states.chunk_of_64)
     ),
     "kimi_linear": Family(
         KIMI_LINEAR,

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pagecore.models.config_files.fields import Fields
-from pagecore.models.families.family import Family, Heads
-from pagecore.models.layer_types import HYBRID_SLIDING
+from pagecore.models.families.family import Family, Heads, count_layers
+from pagecore.models.layer_types import HYBRID, HYBRID_SLIDING
+from pagecore.models.layers.loops import LOOP_DEFAULTS, passes_of_inkling
 from pagecore.models.layers.states import kinds
 from pagecore.models.layers.states.inkling import convolutions_of_inkling, heads_of_inkling
 from pagecore.models.layers.states.recurrent import Dtypes, Planes, States
@@ -58,6 +59,31 @@ _NAMES = {
 }
 
 
+# -- Inkling 2 with a loop: layers in the middle are passed several times, and store each pass -----------------------
+
+
+def _kinds_of_passes(fields: Fields, _num_passes: int) -> list[str]:
+    kinds.kinds_of_zaya(fields, count_layers(fields))
+    return [HYBRID] * len(passes_of_inkling(fields))
+
+
+def _slides_in_pass(fields: Fields, number: int) -> bool:
+    return _slides_as_listed(fields, passes_of_inkling(fields)[number])
+
+
+def _windows_of_passes(fields: Fields, _num_passes: int) -> list[int | None]:
+    slides = [_slides_as_listed(fields, layer) for layer in passes_of_inkling(fields)]
+    window = fields.integer("sliding_window") if any(slides) else None
+    return [window if each else None for each in slides]
+
+
+_PASS_BY_LAYER = convolutions_of_inkling(_slides_in_pass)
+
+
+def _first_planes_of_passes(fields: Fields, dtypes: Dtypes) -> Planes:
+    return _PASS_BY_LAYER(fields, dtypes, 0)
+
+
 def _family(heads: int, swa_kv_heads: int, window: int, longest: int) -> Family:
     """Return a family with the given default heads, window and length."""
     defaults: Mapping[str, object] = {
@@ -73,8 +99,21 @@ def _family(heads: int, swa_kv_heads: int, window: int, longest: int) -> Family:
     return Family(defaults, _slides, scale=_inverse_of_dim, heads=_heads, states=_STATES, aliases=_NAMES)
 
 
+_INKLING_2_LOOP = _family(24, 8, 1024, 1048576)
+
 INKLING: Mapping[str, Family] = {
     "inkling_model": _family(64, 16, 512, 131072),
     "inkling_text": _family(64, 16, 512, 131072),
     "inkling2_text": _family(48, 8, 1024, 1048576),
+    "inkling2_loop_text": replace(
+        _INKLING_2_LOOP,
+        defaults={
+            **_INKLING_2_LOOP.defaults,
+            **LOOP_DEFAULTS,
+        },
+        count_layers=lambda fields: len(passes_of_inkling(fields)),
+        windows=_windows_of_passes,
+        states=States(_kinds_of_passes, _first_planes_of_passes, planes_of_layer=_PASS_BY_LAYER),
+        nested=("loop_config",),
+    ),
 }

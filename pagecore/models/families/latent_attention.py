@@ -123,6 +123,7 @@ LATENT_ATTENTION: Mapping[str, Family] = {
     "glm4_moe_lite": Family(GLM_4_MOE_LITE, stores_latents=True),
     "glm_moe_dsa": Family(GLM_DSA, stores_latents=True, indexes=layers_that_index),
     "hy_v4": Family(HY_V4, stores_latents=True, indexes=layers_that_index),
+    "hy_v4_vl_text": Family({**HY_V4, "index_n_heads": 32}, stores_latents=True, indexes=layers_that_index),
     "kimi_k2": Family({**LATENT, "num_key_value_heads": 128}, stores_latents=True),
     "longcat_flash": Family(LATENT, stores_latents=True, count_layers=_two_attentions_each),
     "minicpm3": Family(MINICPM_3, stores_latents=True),

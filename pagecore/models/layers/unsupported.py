@@ -95,6 +95,7 @@ _CONVOLVED = "convolution states of keys and values, and biases of positions"
 UNATTENDED_TYPES: Mapping[str, str] = {
     **dict.fromkeys(("deepseek_v4", "deepseek_v41", "deepseek_v41_text"), "attention to compressed keys"),
     **dict.fromkeys(("inkling2", "inkling2_text", "inkling_mm_model", "inkling_model", "inkling_text"), _CONVOLVED),
+    **dict.fromkeys(("inkling2_loop", "inkling2_loop_text"), _CONVOLVED),
     **dict.fromkeys(("git", "moondream3", "moondream3_text"), _IMAGES),
     **dict.fromkeys(("Dream", "llada2_moe", "sdar", "sdar_moe"), _DENOISED),
     **dict.fromkeys(("unlimited_ocr", "unlimited_ocr_text"), "windows next to a prompt that all queries attend to"),

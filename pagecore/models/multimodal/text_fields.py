@@ -21,6 +21,7 @@ __all__ = [
 
 # Models with the type of the text model in their `text_config`.
 TEXT_MODELS: Mapping[str, str] = {
+    "apertus1p5": "apertus1p5_text",
     "aria": "aria_text",
     "cohere_compass": "cohere_compass_text",
     "cosmos3_edge": "cosmos3_edge_text",
@@ -45,6 +46,8 @@ TEXT_MODELS: Mapping[str, str] = {
     "granite4_vision": "granite4_vision_text",
     "granite_docling": "granite_docling_text",
     "hunyuan_vl": "hunyuan_vl_text",
+    "hy_v4_vl": "hy_v4_vl_text",
+    "inkling2_loop": "inkling2_loop_text",
     "inkling2": "inkling2_text",
     "inkling_mm_model": "inkling_text",
     "interns1_pro": "interns1_pro_text",
@@ -101,7 +104,9 @@ ANY_TEXT_MODEL: Mapping[str, str] = {
     **dict.fromkeys(
         ("deepseek_vl", "deepseek_vl_hybrid", "glmasr", "idefics3", "janus", "llava", "llava_next"), "llama"
     ),
-    **dict.fromkeys(("llava_next_video", "perception_lm", "smolvlm", "video_llava", "vipllava", "voxtral"), "llama"),
+    **dict.fromkeys(
+        ("llava_next_video", "omniasr", "perception_lm", "smolvlm", "video_llava", "vipllava", "voxtral"), "llama"
+    ),
     **dict.fromkeys(("fun_asr_nano", "lighton_ocr", "moss_transcribe_diarize", "qianfan_ocr", "qwen3_asr"), "qwen3"),
     **dict.fromkeys(("blip-2", "instructblip", "instructblipvideo"), "opt"),
     **dict.fromkeys(("aya_vision", "cohere2_vision"), "cohere2"),

@@ -8,6 +8,7 @@ from pagecore.models.encoders.cross_attention import COMPOSED, CROSS_DECODERS
 from pagecore.models.parameters import count_parameters
 from pagecore.models.parameters.encoders.cross_attention import COUNTED_CROSS_DECODERS
 from tests.capabilities import require
+from tests.passing import passing
 
 HEADS = {"hidden_size": 48, "num_attention_heads": 6, "num_hidden_layers": 3, "intermediate_size": 32}
 GROUPED = {**HEADS, "num_key_value_heads": 2, "head_dim": 10, "vocab_size": 101, "pad_token_id": 0}
@@ -171,7 +172,7 @@ def stored(decoder, arguments):
     transformers, torch = require("transformers"), require("torch")
     cache = transformers.EncoderDecoderCache(transformers.DynamicCache(), transformers.DynamicCache())
     with torch.no_grad():
-        decoder(**arguments, past_key_values=cache, use_cache=True)
+        decoder(**arguments, **passing(cache), use_cache=True)
     layers = [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers]
     assert {layer.keys.shape[2] for layer in layers[len(layers) // 2 :]} == {9}
     return [(layer.keys.shape[1], layer.keys.shape[3]) for layer in layers]

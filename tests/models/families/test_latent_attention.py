@@ -7,6 +7,7 @@ from pagecore.models import read_model_config, specs_from_config
 from pagecore.serving.planner import plan_model
 from tests.capabilities import require
 from tests.models.families.test_small_caches import GROUPED, LATENT
+from tests.passing import passing
 from tests.together import together
 
 MISTRAL = {name: value for name, value in LATENT.items() if name != "q_lora_rank"} | {"num_hidden_layers": 5}
@@ -22,7 +23,7 @@ def filled_cache(model_type, sizes):
     model = transformers.AutoModel.from_config(config).eval()
     cache = transformers.DynamicCache(config=config)
     with torch.no_grad():
-        model(torch.randint(1, 30, (2, 7)), past_key_values=cache, use_cache=True)
+        model(torch.randint(1, 30, (2, 7)), **passing(cache), use_cache=True)
     return config.to_dict(), cache.layers, [m for m in model.modules() if hasattr(m, "scaling")]
 
 

@@ -9,6 +9,7 @@ from pagecore.models.parameters import mtp_specs
 from pagecore.serving.planner import plan_model
 from pagecore.serving.replay.options import ReplayOptions
 from tests.capabilities import require
+from tests.passing import passing
 
 # The fields of deepseek-ai/DeepSeek-V4-Flash that decide its cache; the last rate is that of a draft.
 FLASH = {
@@ -76,7 +77,7 @@ def test_the_cache_of_a_small_deepseek_v4():
     built = transformers.AutoModel.from_config(config).eval()
     cache = transformers.DynamicCache(config=config)
     with torch.no_grad():
-        built(torch.randint(3, 90, (1, 23)), past_key_values=cache)
+        built(torch.randint(3, 90, (1, 23)), **passing(cache))
     model = read_model_config(config.to_dict())
     for layer, numbers in zip(cache.layers, model.specs_by_layer, strict=True):
         window, *others = (model.layers[number] for number in numbers)

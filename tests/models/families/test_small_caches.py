@@ -9,7 +9,8 @@ from pagecore.models.families.remote.code import REMOTE_CODE
 from pagecore.models.families.speech import SPEECH
 from pagecore.serving.planner import plan_model
 from tests.capabilities import require
-from tests.models.meta import on_meta_device
+from tests.models.meta import config_for, on_meta_device
+from tests.passing import passing
 from tests.together import together
 
 HEADS = {"hidden_size": 48, "num_attention_heads": 6, "num_hidden_layers": 3, "intermediate_size": 32}
@@ -85,7 +86,7 @@ def test_specs_are_those_of_the_cache_of_a_small_model(model_type):
     if model_type in ("coarse_acoustics", "semantic"):
         arguments = {"input_ids": torch.randint(1, 8, (2, 7))}
     with torch.no_grad():
-        model(**arguments, past_key_values=cache, use_cache=True)
+        model(**arguments, **passing(cache), use_cache=True)
     written = config.to_dict()
     assert written["model_type"] == model_type
     assert [(spec.num_kv_heads, spec.head_dim, spec.window) for spec in specs_from_config(written)] == [
@@ -164,7 +165,8 @@ def latent_modules(config):
     """Return the attention of each layer of a model on torch's meta device."""
     transformers = require("transformers")
     with on_meta_device():
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        kind = transformers.AutoModelForCausalLM
+        model = (kind if type(config) in kind._model_mapping else transformers.AutoModel).from_config(config)
     return [module for module in model.modules() if hasattr(module, "kv_b_proj")]
 
 
@@ -174,6 +176,7 @@ def latent_modules(config):
         ("hy_v4", {}),
         ("hy_v4", {"indexer_types": ["full", "full", "shared", "full", "shared", "shared", "full"]}),
         ("hy_v4", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "mscale_all_dim": 1.0, "rope_theta": 1e4}}),
+        ("hy_v4_vl_text", {"rope_parameters": {"rope_theta": 1e4, "mrope_section": [1, 1, 0]}}),
         ("dots3_note_text", {}),
         (
             "dots3_note_text",
@@ -190,8 +193,7 @@ def latent_modules(config):
     ],
 )
 def test_latents_are_those_of_small_models(model_type, sizes):
-    transformers = require("transformers")
-    config = transformers.AutoConfig.for_model(model_type, **LATENT, **sizes)
+    config = config_for(model_type, **LATENT, **sizes)
     specs, modules = specs_from_config(config.to_dict()), latent_modules(config)
     assert len(specs) == len(modules) == 7
     for spec, module in zip(specs, modules, strict=True):
@@ -233,7 +235,7 @@ def test_layers_of_mllama_attend_to_tokens_or_to_an_image():
     seen = {"cross_attention_states": torch.randn(2, 9, 48), "cross_attention_mask": torch.zeros(2, 1, 7, 9)}
     seen["full_text_row_masked_out_mask"] = torch.ones(2, 1, 7, 1)
     with torch.no_grad():
-        model(input_ids=torch.randint(1, 30, (2, 7)), past_key_values=cache, use_cache=True, **seen)
+        model(input_ids=torch.randint(1, 30, (2, 7)), **passing(cache), use_cache=True, **seen)
     found = read_model_config(config.to_dict())
     assert [isinstance(spec, CrossSpec) for spec in found.layers] == [False, True, False, True, False]
     assert [layer.keys.shape[2] for layer in cache.layers] == [7, 9, 7, 9, 7]

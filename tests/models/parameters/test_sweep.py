@@ -21,7 +21,7 @@ from pagecore.models.parameters.encoders.cross_attention import COUNTED_CROSS_DE
 from pagecore.models.parameters.structures.registry import STRUCTURES
 from tests.capabilities import require
 from tests.models.built import COUNTED_ELSEWHERE
-from tests.models.meta import on_meta_device
+from tests.models.meta import config_for, on_meta_device
 
 # Sizes of all families; those of a family come last.
 LATENT = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
@@ -42,6 +42,7 @@ OF_FAMILY = {
     },
     "mimo_v2_flash": {"head_dim": 24, "v_head_dim": 16, "num_key_value_heads": 2},
     "olmo_hybrid": {"linear_key_head_dim": 12, "layer_types": ["linear_attention", "full_attention"] * 2},
+    "lara_mini": {"layer_types": ["linear_attention", "sliding_attention", "full_attention", "linear_attention"]},
     "lfm3": {"layer_types": ["conv", "sliding_attention", "full_attention", "conv"], "sliding_window": 16},
     "lfm2": {"block_auto_adjust_ff_dim": True, "full_attn_idxs": [1, 3]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
@@ -216,15 +217,12 @@ def built(config):
 
 
 def text_config(model_type, seed):
-    transformers = require("transformers")
     sizes = general(random.Random(f"{model_type} {seed}"), model_type)
     if model_type in WRAPPED and not model_type.startswith(("gemma3", "gemma4", "llama4")):
         whole = WRAPPED[model_type]
         vision = VISION.get(whole, [({}, {})])[0][0]
-        return transformers.AutoConfig.for_model(
-            whole, text_config=sizes, **({"vision_config": vision} if vision else {})
-        )
-    return transformers.AutoConfig.for_model(model_type, **sizes)
+        return config_for(whole, text_config=sizes, **({"vision_config": vision} if vision else {}))
+    return config_for(model_type, **sizes)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from pagecore.serving.planner import plan_model
 from tests.capabilities import require
 from tests.models.built import COUNTED_TEXT
 from tests.models.families.test_small_models import module_class
-from tests.models.meta import on_meta_device
+from tests.models.meta import config_for, on_meta_device
 
 SIZES = {
     "vocab_size": 101,
@@ -32,6 +32,12 @@ SIZES = {
 KOSMOS = {"embed_dim": 64, "attention_heads": 8, "layers": 3, "ffn_dim": 40, "vocab_size": 101}
 LATENT = {"kv_lora_rank": 16, "q_lora_rank": 24, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
 OF_FAMILY = {
+    "hy_v4_vl_text": {
+        **LATENT,
+        "index_n_heads": 4,
+        "index_head_dim": 8,
+        "rope_parameters": {"rope_theta": 1e4, "mrope_section": [1, 1, 0]},
+    },
     "axk2": {**LATENT, "index_n_heads": 4, "index_head_dim": 8, "num_key_value_heads": 8, "n_shared_experts": 2},
     "cohere_compass_text": {
         "layer_types": ["full_attention"] * 4,
@@ -40,6 +46,7 @@ OF_FAMILY = {
     "hunyuan_vl_text": {"head_dim": 8},
 }
 VARIANTS = {
+    "apertus1p5_text": {"output_vocab_size": 70, "attention_bias": True},
     "glm4v_moe_text": {"n_shared_experts": 2, "attention_bias": False},
     "granite4_vision_text": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     "molmo2_text": {"additional_vocab_size": 7, "qkv_bias": True, "head_dim": 16},
@@ -76,10 +83,9 @@ def built(config):
 def test_text_models_of_small_models(model_type, is_varied):
     if is_varied and model_type not in VARIANTS:
         return
-    transformers = require("transformers")
     sizes = KOSMOS if model_type.startswith("kosmos") else SIZES | OF_FAMILY.get(model_type, {})
     sizes = sizes | (VARIANTS[model_type] if is_varied else {})
-    config = transformers.CONFIG_MAPPING[model_type](**sizes)
+    config = config_for(model_type, **sizes)
     assert count_parameters(config.to_dict()).total == built(config)
 
 

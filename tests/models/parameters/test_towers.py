@@ -10,6 +10,7 @@ from pagecore.models.multimodal.text_fields import ANY_TEXT_MODEL, TEXT_MODELS
 from pagecore.models.parameters import Kind, count_parameters, vision_tower
 from pagecore.serving.planner import DeviceOptions, plan_model
 from tests.capabilities import require
+from tests.models.meta import config_for
 from tests.models.parameters.test_sweep import CLIP, QWEN, SIGLIP, TOWER, built, general
 from tests.models.record_encoders import INKLING
 
@@ -138,12 +139,17 @@ def test_a_small_muse_spark_with_images_and_sound():
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_a_small_inkling_2_with_images(has_bias):
-    transformers = require("transformers")
+@pytest.mark.parametrize(
+    ("model_type", "own"),
+    [
+        ("inkling2", {}),
+        ("inkling2_loop", {"n_layers_per_attn_res_block": 1, "loop_layer_index_start": 1, "loop_layer_index_end": 2}),
+    ],
+)
+def test_a_small_inkling_2_with_images(model_type, own, has_bias):
     tower = TOWER | {"patch_size": 10, "posemb_grid_size": 5, "projection_hidden_dim": 28, "text_hidden_size": 48}
-    config = transformers.AutoConfig.for_model(
-        "inkling2", text_config=INKLING, vision_config=tower | {"projector_bias": has_bias}
-    )
+    text = INKLING | {"unpadded_vocab_size": INKLING["vocab_size"]} | own
+    config = config_for(model_type, text_config=text, vision_config=tower | {"projector_bias": has_bias})
     assert count_parameters(config.to_dict()).total == built(config)
     assert vision_tower(config.to_dict()).tokens(100) == 25
 

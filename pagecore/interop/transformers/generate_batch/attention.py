@@ -18,7 +18,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 import pagecore
 from pagecore.errors import PagecoreError, ShapeError, UnsupportedOption
-from pagecore.interop.transformers.generate_batch.caches import group_of, groups_of, num_layers
+from pagecore.interop.transformers.generate_batch.caches import NewKeys, group_of, groups_of, num_layers
 from pagecore.interop.transformers.generate_batch.layout import (
     GATHER_BLOCK,
     Gathered,
@@ -76,7 +76,8 @@ def batch_keywords(given: dict[str, Any], dtype: torch.dtype, errors: list[Pagec
         kinds.append(group.kind)
     mask = torch.zeros(1, 1, 1, 1, dtype=dtype)
     masks = {"attention_mask": mask if len(set(kinds)) == 1 else dict.fromkeys(kinds, mask)}
-    return given | masks | {_PASS: BatchPass(cache, groups, given["input_ids"].shape[1], errors)}
+    batch = BatchPass(cache, groups, given["input_ids"].shape[1], errors)
+    return given | masks | {"cache": NewKeys(cache), _PASS: batch}
 
 
 def _attention(
@@ -90,7 +91,7 @@ def _attention(
     """Return outputs [1, tokens, heads, dim] of the queries [1, heads, tokens, dim] of a batch of requests."""
     batch: BatchPass | None = options.pop(_PASS, None)
     if batch is None:
-        if options.get("cache") is not None:
+        if options.get("read_index") is not None:
             raise UnsupportedOption(
                 "the model runs for generate_batch without the hook of use_in_generate_batch; call "
                 "use_in_generate_batch(model) with the model whose generate_batch is called"

@@ -18,7 +18,7 @@ from transformers import __version__
 from pagecore.errors import UnsupportedOption
 from pagecore.interop.transformers.generate_batch.layout import GroupLayout
 
-__all__ = ["CacheGroup", "cache_class", "group_of", "groups_of", "holders", "num_layers"]
+__all__ = ["CacheGroup", "NewKeys", "cache_class", "group_of", "groups_of", "holders", "num_layers"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,25 @@ class CacheGroup:
     layout: GroupLayout
 
 
+class NewKeys:
+    """A paged cache whose `update` returns the new keys and values alone: attention stores them and reads the others.
+
+    Layers of transformers 5.24 call `update` before they attend; earlier ones leave that to the attention.
+    """
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the arguments."""
+        return key_states, value_states
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+
 def cache_class() -> type:
     """Return the class of the paged cache of transformers; raise UnsupportedOption for versions with another one."""
     try:
@@ -52,7 +71,7 @@ def cache_class() -> type:
     except ImportError as error:
         raise UnsupportedOption(
             f"transformers {__version__} has another paged cache than use_in_generate_batch serves; install "
-            "transformers 5.16 to 5.23"
+            "transformers 5.16 to 5.24"
         ) from error
     found: type = PagedAttentionCache
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,23 +11,33 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers import GenerationMixin
 
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 
 Mask = NDArray[np.bool_]
 Ids = NDArray[np.int64]
 
+# Names of the cache: "cache" since transformers 5.24; before, "cache_params" in Mamba's models and "past_key_values".
+CACHES = ("cache", "past_key_values", "cache_params")
+CACHE = next(
+    name for name in CACHES if name in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+)
 # Arguments that do not make the keys of a token depend on more than its id and position.
 _NEUTRAL = {
     "input_ids",
     "attention_mask",
     "position_ids",
-    "past_key_values",
-    "cache_params",
     "cache_position",
+    *CACHES,
     "logits_to_keep",
     "num_logits_to_keep",
 }
+
+
+def cache_in(given: Mapping[str, Any]) -> Any:
+    """Return the cache among the arguments of a call; None without one."""
+    return next((given[name] for name in CACHES if given.get(name) is not None), None)
 
 
 @dataclass(frozen=True)

@@ -126,8 +126,32 @@ def refuse_cross_layers(who: str, layers: Iterable[object]) -> None:
 
 
 def count_layers(config: Any) -> int:
-    """Return the number of layers of a model, of the decoder in the kin of BART."""
-    return _given(config, "decoder_layers") or _number(config, "num_hidden_layers")
+    """Return the number of layers of a cache of the model: of the decoder in the kin of BART, and of all loops."""
+    layers: int = _given(config, "decoder_layers") or _number(config, "num_hidden_layers")
+    return layers + _layers_of_later_loops(config)
+
+
+def _layers_of_later_loops(config: Any) -> int:
+    """Return the number of layers that the loops of Dory after the first one store."""
+    return (config.n_recurrent_loops - 1) * config.n_recurrent_layers if config.model_type == "dory" else 0
+
+
+def _by_cache_layer(config: Any, specs: list[Any]) -> list[Any]:
+    """Return specs in the order of transformers' cache: later loops follow all layers of the model.
+
+    Raises
+    ------
+    UnsupportedOption
+        Loops before the last one read the cached keys themselves.
+    """
+    later = _layers_of_later_loops(config)
+    if later and config.recurrent_kv_cache_mode != "per_loop":
+        raise UnsupportedOption(
+            f"the {config.model_type} has recurrent_kv_cache_mode = {config.recurrent_kv_cache_mode!r}, and loops "
+            'before the last one read cached keys outside of the attention; set it to "per_loop", or use another cache'
+        )
+    end = config.n_input_layers + config.n_recurrent_layers
+    return [*specs[:end], *specs[end + later :], *specs[end : end + later]]
 
 
 def keys_depend_on_length(config: Any) -> bool:
@@ -150,6 +174,8 @@ def _expanded(config: Any, dtype: str, format: str | None) -> list[AttentionSpec
 def _of_family(config: Any, dtype: str, format: str | None) -> list[AttentionSpec | LatentSpec]:
     """Return the specs of a known family, none of which keeps states or shares keys; refuse layers with an indexer."""
     specs = specs_from_config(config.to_dict(), dtype=dtype, format=format)
+    if config.model_type == "dory":
+        specs = _by_cache_layer(config, specs)
     if any(isinstance(spec, RowSpec) or (isinstance(spec, LatentSpec) and spec.index_dim) for spec in specs):
         raise UnsupportedOption(
             f"the {config.model_type} selects keys with an indexer, whose keys a PagedCache does not store; use "

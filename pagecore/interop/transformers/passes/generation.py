@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from pagecore.cache import PagedKVCache
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.interop.transformers.implementation import check_implementation
-from pagecore.interop.transformers.inputs.arguments import Ids, Mask, read_inputs
+from pagecore.interop.transformers.inputs.arguments import CACHE, Ids, Mask, read_inputs
 from pagecore.interop.transformers.inputs.encoder import EncoderOutput, read_encoder, without_encoder
 from pagecore.interop.transformers.inputs.prompts import as_attention_mask, read_prompt
 from pagecore.interop.transformers.passes.forward import Forward
@@ -158,7 +158,7 @@ class Generation:
     def without_computed(self, given: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a pass without the columns that are computed, if it has the whole prompt.
 
-        `generate` removes these columns only for models that take the cache as `past_key_values`.
+        `generate` removes these columns only for models with layers that attend.
         """
         if not self.gets_whole_prompt:
             return given
@@ -263,7 +263,7 @@ def _not_its_model(what: str, model: PreTrainedModel | None) -> UnsupportedOptio
     own = "which was deleted" if model is None else f"a {type(model).__name__}"
     return UnsupportedOption(
         f"{what} outside of a forward pass of the model of the cache, {own}; make a PagedCache for each model, and "
-        "call that model with past_key_values=cache"
+        f"call that model with {CACHE}=cache"
     )
 
 

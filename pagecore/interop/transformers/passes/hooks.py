@@ -6,13 +6,13 @@ import functools
 import inspect
 import types
 import weakref
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from pagecore.interop.transformers.inputs.arguments import CACHE, CACHES, cache_in
 from pagecore.interop.transformers.passes.generation import Generation
 from pagecore.interop.transformers.tracing import untraced
 
@@ -27,7 +27,7 @@ def register_hooks(model: PreTrainedModel, cache: Cache, generation: Generation)
     ----------
     model : PreTrainedModel
     cache : Cache
-        Only passes with this object as `past_key_values`, or as `cache_params`, are reported.
+        Only passes with this object as an argument of one of the names in `CACHES` are reported.
     generation : Generation
         Receives the reports.
     """
@@ -86,12 +86,6 @@ def _hook_module(module: torch.nn.Module, cache: Cache, generation: Generation) 
         weakref.finalize(cache, hook.remove).atexit = False
 
 
-def cache_in(given: Mapping[str, Any]) -> Any:
-    """Return the cache among the arguments of a call; `cache_params` is its name in Mamba's models."""
-    cache = given.get("past_key_values")
-    return given.get("cache_params") if cache is None else cache
-
-
 class GenerateWrapper:
     """Replacement of ``model.generate`` that lets a paged cache read the whole prompt first.
 
@@ -115,10 +109,10 @@ class GenerateWrapper:
         generation = self._generations[id(given)]() if id(given) in self._generations else None
         if generation is not None:
             options = generation.enter_generate(model, arguments, options)
-            if "cache_params" in inspect.signature(type(model).forward).parameters:
-                options = {name: value for name, value in options.items() if name != "past_key_values"}
-                options["cache_params"] = given
-                generation.gets_whole_prompt = True
+            named = inspect.signature(type(model).forward).parameters
+            name = "cache_params" if "cache_params" in named else CACHE
+            options = {each: value for each, value in options.items() if each not in CACHES} | {name: given}
+            generation.gets_whole_prompt = name == "cache_params" or (name == "cache" and all(given.is_linear))
         generate = types.MethodType(type(model).generate, model) if self._previous is None else self._previous
         try:
             return generate(*arguments, **options)

@@ -10,6 +10,7 @@ import torch
 from transformers import cache_utils
 
 from pagecore.errors import UnsupportedOption
+from pagecore.interop.transformers.inputs.arguments import CACHE
 
 _Layer: Any = getattr(cache_utils, "LinearAttentionLayer", object)
 # Before version 5.21 transformers has other caches for some hybrid models, or layers with other attributes.
@@ -57,7 +58,7 @@ class StateTensors(_Layer):  # type: ignore[misc]
         if self._segments is None:
             raise UnsupportedOption(
                 "a recurrent layer was called with a PagedCache outside of a forward pass of the cache's model; call "
-                "the model with past_key_values=cache"
+                f"the model with {CACHE}=cache"
             )
         return self._segments
 

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from pagecore.errors import UnsupportedOption
+from pagecore.interop.transformers.inputs.arguments import cache_in
 from pagecore.interop.transformers.states.layers import StateTensors
 from pagecore.interop.transformers.tracing import untraced
 
@@ -88,7 +89,7 @@ def forward(module: Any, *arguments: Any, **options: Any) -> Any:
         return type(module).forward(module, *arguments, **options)
     original = wrapped.previous or types.MethodType(type(module).forward, module)
     given = dict(zip(wrapped.parameters, arguments, strict=False)) | options
-    cache = given.get("cache_params", given.get("past_key_values"))
+    cache = cache_in(given)
     layer = cache.layers[module.layer_idx] if isinstance(cache, Cache) else None
     if not isinstance(layer, StateTensors):
         return original(*arguments, **options)

@@ -13,6 +13,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from pagecore.arrays import DType
 from pagecore.errors import UnsupportedOption
+from pagecore.interop.transformers.inputs.arguments import CACHES
 from pagecore.interop.transformers.states.layers import SERVED
 from pagecore.interop.transformers.states.mixers import MASKS, recurrent_modules
 from pagecore.storage import Plane, StateSpec
@@ -22,8 +23,6 @@ _OUTSIDE = {
     "minimax": "states that its own cache class holds",
     "recurrent_gemma": "states that its modules hold",
 }
-# Names of the argument of a recurrent layer that is the cache.
-CACHES = ("cache_params", "past_key_values")
 # Names of the planes of a state: the window of the convolution, and the recurrent state.
 PLANES = ("conv", "temporal")
 # Models whose scan always begins without a state.

@@ -23,6 +23,7 @@ __all__ = [
     "kinds_of_glm_5_next",
     "kinds_of_granite",
     "kinds_of_kimi",
+    "kinds_of_lara",
     "kinds_of_lfm",
     "kinds_of_lfm_3",
     "kinds_of_ling",
@@ -227,6 +228,12 @@ def kinds_of_lfm_3(fields: Fields, num_layers: int) -> list[str]:
     """Layers are listed, or even ones attend, except the first."""
     found = listed_kinds(fields, num_layers, {**_ATTENTION, SLIDING: FULL, "conv": LINEAR})
     return found or [FULL if layer and layer % 2 == 0 else LINEAR for layer in range(num_layers)]
+
+
+def kinds_of_lara(fields: Fields, num_layers: int) -> list[str]:
+    """Layers are listed, or the first and the third of each five keep a state."""
+    found = listed_kinds(fields, num_layers, {**ATTENTION_OR_STATE, SLIDING: FULL})
+    return found or [LINEAR if layer % 5 in (0, 2) else FULL for layer in range(num_layers)]
 
 
 def kinds_of_ling(fields: Fields, num_layers: int) -> list[str]:

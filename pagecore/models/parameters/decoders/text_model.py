@@ -37,8 +37,8 @@ _WITHOUT_MLP = frozenset({"mamba", "falcon_mamba", "mamba2", "rwkv", "xlstm"})
 # Multimodal models whose head is never the embedding, those whose text model alone says whether it is, and those whose
 # files may say so in either place.
 _NEVER_TIED = frozenset(
-    {"audioflamingo3", "cosmos3_edge", "inkling2", "molmo2", "musicflamingo", "muse_spark", "qwen2_audio"}
-    | {"vibevoice_asr", "voxtral"}
+    {"audioflamingo3", "cosmos3_edge", "inkling2", "inkling2_loop", "molmo2", "musicflamingo"}
+    | {"muse_spark", "qwen2_audio", "vibevoice_asr", "voxtral"}
 )
 _TIED_BY_TEXT = frozenset({"blip-2", "instructblip", "instructblipvideo", "llama4", "vibevoice"})
 _TIED_BY_EITHER = frozenset(

@@ -60,6 +60,11 @@ def _hrm(fields: Fields) -> Settled:
     return {"first": fields.integer("hidden_size")}
 
 
+def _rows_of_apertus(fields: Fields) -> Settled:
+    """The head has rows of text alone if a file gives their number."""
+    return {"head_rows": "" if fields.value("output_vocab_size") is None else "output_vocab_size"}
+
+
 def _weights_in_stacks(fields: Fields, layer: int) -> int:
     """Return the layer of two stacks, the lower one first, whose weights are used by a layer of a pass."""
     listed = "num_layers_per_stack" if fields.given("num_layers_per_stack") is not None else "num_hidden_layers"
@@ -70,6 +75,9 @@ def _weights_in_stacks(fields: Fields, layer: int) -> int:
 
 FULL_ATTENTION: Mapping[str, Traits] = {
     "apertus": biased_traits(qk_norm="head", is_gated=False, activation=2),
+    "apertus1p5_text": biased_traits(
+        qk_norm="head", is_gated=False, activation=2, settle=_rows_of_apertus, defaults={"output_vocab_size": None}
+    ),
     "arcee": biased_traits(mlp_bias="mlp_bias", is_gated=False),
     "aria_text": biased_traits(
         mlp_bias="mlp_bias",

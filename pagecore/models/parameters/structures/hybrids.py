@@ -155,6 +155,7 @@ HYBRIDS: Mapping[str, Traits] = {
     ),
     "lfm2": Traits(is_tied=True, qk_norm="head"),
     "lfm2_moe": Traits(is_tied=True, qk_norm="head", experts=Experts(rule="after", dense="num_dense_layers")),
+    "lara_mini": biased_traits(qk_norm="head", is_tied=True, experts=Experts(shared="shared_expert_intermediate_size")),
     "lfm3": biased_traits(
         qk_norm="head",
         is_tied=True,

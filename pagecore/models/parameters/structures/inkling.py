@@ -6,9 +6,11 @@ Source: the configuration and modeling files of transformers 5.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pagecore.models.config_files.fields import Fields
+from pagecore.models.layers.loops import layers_of_loop, loop_number, passes_of_inkling
 from pagecore.models.parameters.counting.tally import Kind, Split, Tally
 from pagecore.models.parameters.counting.traits import Experts, Settled, Traits
 from pagecore.storage import AttentionSpec, StateSpec
@@ -75,6 +77,21 @@ def _ends_of_2(fields: Fields) -> Settled:
     return {"first": fields.integer("hidden_size"), "last": fields.integer("hidden_size")}
 
 
+def _add_to_layer_of_loop(tally: Tally, fields: Fields, specs: Sequence[Any], layer: int) -> None:
+    """Add what a layer of Inkling 2 has, and in the loop four gates of messages from the pass before."""
+    _add_to_layer_of_2(tally, fields, specs, layer)
+    if passes_of_inkling(fields)[layer] in layers_of_loop(fields):
+        hidden, rank = fields.integer("hidden_size"), loop_number(fields, "gate_rank")
+        tally.linear(2 * hidden, rank, split=Split.COPY, copies=4, name="message_gate.down_proj")
+        tally.linear(rank, hidden, split=Split.COPY, copies=8, name="message_gate.up_proj")
+
+
+def _ends_of_loop(fields: Fields) -> Settled:
+    """Each layer of the loop has queries of four messages from the pass before."""
+    ends = _ends_of_2(fields)
+    return {**ends, "last": fields.integer("hidden_size") * (1 + 4 * len(layers_of_loop(fields)))}
+
+
 _INKLING = Traits(
     qk_norm="head",
     experts=Experts("n_routed_experts", shared="n_shared_experts", add_router=_router),
@@ -82,13 +99,20 @@ _INKLING = Traits(
     settle=_first_norm,
     defaults={"d_rel": 16, "rel_extent": 1024, "n_shared_experts": 2},
 )
+_INKLING_2 = Traits(
+    experts=Experts("n_routed_experts"),
+    add_to_layer=_add_to_layer_of_2,
+    settle=_ends_of_2,
+    defaults={"d_rel": 16, "rel_extent": 1024},
+)
 INKLING: Mapping[str, Traits] = {
     "inkling_model": _INKLING,
     "inkling_text": _INKLING,
-    "inkling2_text": Traits(
-        experts=Experts("n_routed_experts"),
-        add_to_layer=_add_to_layer_of_2,
-        settle=_ends_of_2,
-        defaults={"d_rel": 16, "rel_extent": 1024},
+    "inkling2_text": _INKLING_2,
+    "inkling2_loop_text": replace(
+        _INKLING_2,
+        add_to_layer=_add_to_layer_of_loop,
+        settle=_ends_of_loop,
+        weights_of_layer=lambda fields, layer: passes_of_inkling(fields)[layer],
     ),
 }

@@ -67,6 +67,11 @@ def _mistral_layer(tally: Tally, fields: Fields, specs: Sequence[Any], _layer: i
         tally.add(2 * fields.integer("index_n_heads") + 2 * fields.integer("hidden_size"))
 
 
+def _scales_of_positions(fields: Fields) -> Settled:
+    """Each frequency of the rotary embedding has a learned scale, once for all layers."""
+    return {"first": fields.integer("qk_rope_head_dim", min=0) // 2}
+
+
 def _sarvam(fields: Fields) -> Settled:
     """The shared expert is as wide as a routed one unless it has a width of its own."""
     name = "moe_shared_expert_intermediate_size"
@@ -84,6 +89,9 @@ def _pangu(fields: Fields) -> Settled:
     return {"norms": 2 + 2 * fields.flag("sandwich_norm")}
 
 
+_HY_4 = biased_traits(
+    experts=SHARED_EXPERTS, add_to_layer=_hy_layer, settle=_hy, defaults={"first_k_dense_replace": 1, "hc_mult": 4}
+)
 LATENT_ATTENTION: Mapping[str, Traits] = {
     "axk1": biased_traits(experts=Experts("n_routed_experts", shared="n_shared_experts", rule="after", has_norm=True)),
     "axk2": biased_traits(
@@ -119,15 +127,17 @@ LATENT_ATTENTION: Mapping[str, Traits] = {
     ),
     "glm4_moe_lite": _DEEPSEEK,
     "glm_moe_dsa": _DEEPSEEK,
-    "hy_v4": biased_traits(
-        experts=SHARED_EXPERTS, add_to_layer=_hy_layer, settle=_hy, defaults={"first_k_dense_replace": 1, "hc_mult": 4}
-    ),
+    "hy_v4": _HY_4,
+    "hy_v4_vl_text": _HY_4,
     "kimi_k2": _DEEPSEEK,
     "longcat_flash": biased_traits(aliases={"intermediate_size": "ffn_hidden_size"}, defaults={"zero_expert_num": 256}),
     "minicpm3": biased_traits(mlp_bias="mlp_bias", is_tied=True),
     "mistral4": _DEEPSEEK,
     "mistral_large4_text": biased_traits(
-        experts=SHARED_EXPERTS, add_to_layer=_mistral_layer, defaults={"first_k_dense_replace": 1, "q_lora_rank": None}
+        experts=SHARED_EXPERTS,
+        add_to_layer=_mistral_layer,
+        settle=_scales_of_positions,
+        defaults={"first_k_dense_replace": 1, "q_lora_rank": None},
     ),
     "pangu_ultra_moe": biased_traits(
         experts=Experts("num_routed_experts", shared="num_shared_experts", rule="after", dense="num_dense_layers"),
@@ -135,7 +145,11 @@ LATENT_ATTENTION: Mapping[str, Traits] = {
         defaults={"sandwich_norm": False},
     ),
     "sarvam_mla": Traits(
-        settle=_sarvam, defaults={"first_k_dense_replace": 1, "num_shared_experts": 1, "q_lora_rank": None}
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        settle=_sarvam,
+        defaults={"first_k_dense_replace": 1, "num_shared_experts": 1, "q_lora_rank": None},
+        aliases={"num_shared_experts": "n_shared_experts"},  # in files that transformers has written
     ),
     "youtu": biased_traits(is_tied=True),
 }

@@ -77,6 +77,7 @@ _KOSMOS_2_5: Mapping[str, object] = {
     "max_num_patches": 4096,
 }
 # Sizes that published files leave out.
+_INKLING_2_SIZES: Mapping[str, object] = {"posemb_grid_size": 32, "projector_bias": False, "spatial_merge_size": 2}
 FORMULA_SIZES: Mapping[str, Mapping[str, object]] = {
     "blip_vision_model": _BLIP,
     "glm_image": {
@@ -87,9 +88,15 @@ FORMULA_SIZES: Mapping[str, Mapping[str, object]] = {
         "intermediate_size": 6144,
         "patch_size": 16,
     },
-    "inkling2": {"posemb_grid_size": 32, "projector_bias": False, "spatial_merge_size": 2},
+    "inkling2": _INKLING_2_SIZES,
+    "inkling2_loop": _INKLING_2_SIZES,
     "kosmos_2_5_vision_model": _KOSMOS_2_5,
 }
+_INKLING_2 = Tower(
+    has_patch_bias=False,
+    add_rest=_tower("0", "(posemb_grid_size ** 2 + 4 + 2 * layers) * hidden"),
+    aliases={"patch_size": "native_patch_size", "spatial_merge_size": "adapter_merge_size"},
+)
 FORMULA_TOWERS: Mapping[str, Tower] = {
     "glm_image": Tower(
         "depth",
@@ -97,11 +104,7 @@ FORMULA_TOWERS: Mapping[str, Tower] = {
         add_rest=_tower("0", "((image_size // patch) ** 2 + 4 * layers * attention_bias) * hidden"),
     ),
     "granite_docling": Tower(add_rest=add_positions),
-    "inkling2": Tower(
-        has_patch_bias=False,
-        add_rest=_tower("0", "(posemb_grid_size ** 2 + 4 + 2 * layers) * hidden"),
-        aliases={"patch_size": "native_patch_size", "spatial_merge_size": "adapter_merge_size"},
-    ),
+    **dict.fromkeys(("inkling2", "inkling2_loop"), _INKLING_2),
     "kosmos_2_5_vision_model": Tower(
         has_norm_bias=False,
         attention_biases=0,
@@ -149,8 +152,11 @@ FORMULA_PROJECTORS: Mapping[str, Projector] = {
             + use_fine_route * (hidden * (scale_factor // 2) ** 2 + out_hidden_size))""",
     ),
     "inkling_mm_model": _projector("0", "0"),
-    "inkling2": _projector(
-        "(hidden * merge ** 2 + text) * projection_hidden_dim", "projector_bias * (projection_hidden_dim + text)"
+    **dict.fromkeys(
+        ("inkling2", "inkling2_loop"),
+        _projector(
+            "(hidden * merge ** 2 + text) * projection_hidden_dim", "projector_bias * (projection_hidden_dim + text)"
+        ),
     ),
     "kosmos-2": _KOSMOS,
     "kosmos-2.5": _KOSMOS,

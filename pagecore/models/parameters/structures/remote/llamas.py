@@ -148,7 +148,10 @@ REMOTE_LLAMAS: Mapping[str, Traits] = {
     "plamo2": Traits(norms=4, qk_norm="width", is_tied=True),
     "plamo3": Traits(norms=4, qk_norm="head", is_tied=True),
     "sarvam_moe": replace(
-        _BAILING, defaults={"first_k_dense_replace": 1, "num_shared_experts": 1, "use_qk_norm": True}
+        _BAILING,
+        defaults={"first_k_dense_replace": 1, "num_shared_experts": 1, "use_qk_norm": True},
+        # Names in files that transformers has written.
+        aliases={"num_shared_experts": "n_shared_experts", "use_qkv_bias": "attention_bias"},
     ),
     "solar": LLAMA,
     "step1": biased_traits(mlp_bias="mlp_bias", is_tied=True),
