@@ -1,7 +1,7 @@
 """Config files as they are released, with fields that no default has, and their sizes.
 
 Bytes are those of a token in all layers that attend. Parameters are recorded counts, which a change must not move;
-those of Grok-1 and Kimi-VL are derived below. They leave out the biases by which DeepSeek and GLM choose their experts,
+those of Grok-1, Kimi and Laguna are derived below. They leave out the biases by which DeepSeek and GLM choose experts,
 which transformers keeps as buffers.
 """
 
@@ -24,6 +24,21 @@ MOON_ENDS = (3 * 14**2 + 1) * 1152 + 64 * 64 * 1152 + 2 * 1152 + 2 * 1152 + 4608
 MOON_LAYER = 4 * 1152 * 1153 + 4 * 1152 + 2 * 1152 * 4304 + 4304 + 1152
 KIMI_ATTENTION = 2048 * 16 * 192 + 2048 * 576 + 512 + 512 * 16 * 256 + 16 * 128 * 2048 + 2 * 2048
 KIMI_TEXT = 2 * 163840 * 2048 + 2048 + 27 * KIMI_ATTENTION + 3 * 2048 * 11264 + 26 * (66 * 3 * 1408 + 64) * 2048
+# Kimi-K2: latents in 61 layers, the first of which has no experts.
+K2_ATTENTION = 7168 * 1536 + 1536 + 1536 * 64 * 192 + 7168 * 576 + 512 + 512 * 64 * 256 + 64 * 128 * 7168
+K2_TEXT = 2 * 163840 * 7168 + 7168 + 61 * (K2_ATTENTION + 2 * 7168) + 3 * 7168 * 18432
+K2_TEXT += 60 * 7168 * (385 * 3 * 2048 + 384)
+# Kimi K3: 69 layers with Kimi delta attention, whose output gate has full rank, and 24 with latents; experts read 3584
+# features; each layer has two queries of the blocks before it.
+K3_WIDTH = 96 * 128
+K3_STATE = 5 * 7168 * K3_WIDTH + 12 * K3_WIDTH + 128 * (7168 + K3_WIDTH) + 96 * 7168 + K3_WIDTH + 96 + 128
+K3_LATENT = 7168 * 1536 + 1536 + 1536 * 96 * 192 + 7168 * 576 + 512 + 512 * 96 * 256 + 2 * K3_WIDTH * 7168
+K3_EXPERTS = 896 * 3 * 3584 * 3072 + 896 * 7168 + 2 * 7168 * 3584 + 3584 + 2 * 3 * 7168 * 3072
+K3_TEXT = 2 * 163840 * 7168 + 3 * 7168 + 93 * 6 * 7168 + 69 * K3_STATE + 24 * K3_LATENT + 92 * K3_EXPERTS
+K3_TEXT += 3 * 7168 * 33792
+# Laguna: 12 layers of 48 query heads and 36 of 72, with a gate of each head and a bias of each expert.
+LAGUNA = 2 * 100352 * 3072 + 3072 + 48 * (2 * 3072 * 1024 + 2 * 128 + 2 * 3072) + 3 * 3072 * 12288
+LAGUNA += (12 * 48 + 36 * 72) * (2 * 3072 * 128 + 3072) + 47 * (257 * 3 * 3072 * 1024 + 256 * 3073)
 # Layers that attend, key-value heads and head dim; parameters; the format of the weights.
 EXPECTED = {
     "llama-3.1-405b": ((126, 8, 128), 405_853_388_800, "fp8"),
@@ -69,6 +84,9 @@ EXPECTED = {
     "minimax-m1": ((10, 8, 128), 456_089_655_296, "bfloat16"),
     "grok-1": ((64, 8, 128), 131072 * 6144 + 6144 + 64 * GROK_LAYER, "bfloat16"),
     "kimi-vl-a3b": ((27, 1, 288), KIMI_TEXT + MOON_ENDS + 27 * MOON_LAYER, "bfloat16"),
+    "kimi-k2.5": ((61, 1, 288), K2_TEXT + MOON_ENDS + 4608 * (7168 - 2048) + 7168 - 2048 + 27 * MOON_LAYER, "int4"),
+    "kimi-k3 without its tower": ((24, 1, 288), K3_TEXT, "bfloat16"),
+    "laguna-s-2.1-fp8": ((48, 8, 128), LAGUNA, "fp8"),
 }
 
 

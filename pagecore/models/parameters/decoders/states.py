@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from pagecore.models.config_files.fields import Fields
+from pagecore.models.layers.states.kinds import kimi_fields
 from pagecore.models.parameters.counting.tally import Kind, Split, Tally
 from pagecore.models.parameters.decoders.remote_states import (
     add_delta_rule_of_jet,
@@ -50,9 +51,13 @@ def _kimi_delta_rule(tally: Tally, fields: Fields, spec: StateSpec) -> None:
     heads, dim, _ = spec.planes[1].shape
     width = heads * dim
     tally.linear(hidden, channels, name="q_proj")
-    # The gates of forgetting and of the output have low rank.
-    tally.linear(hidden, dim, copies=2, split=Split.COPY, name="f_a_proj")
-    tally.linear(dim, width, copies=2, name="f_b_proj")
+    # The gate of forgetting has low rank, and so has that of the output, except in Kimi K3.
+    inner = kimi_fields(fields) if "linear_attn_config" in fields.defaults else None
+    is_full = inner is not None and inner.switch("use_full_rank_gate", False)
+    tally.linear(hidden, dim, copies=2 - is_full, split=Split.COPY, name="f_a_proj")
+    tally.linear(dim, width, copies=2 - is_full, name="f_b_proj")
+    if is_full:
+        tally.linear(hidden, width, name="g_proj")
     tally.linear(hidden, heads, name="b_proj")
     tally.add(width + heads, Kind.OTHER, Split.TENSOR)
     tally.norm(dim)

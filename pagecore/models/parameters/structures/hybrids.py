@@ -58,6 +58,22 @@ def _zaya(fields: Fields) -> Settled:
     return {"first": 2 * fields.integer("hidden_size")}
 
 
+def _kimi(fields: Fields) -> Settled:
+    """After the last layer, Kimi K3 has a query of the blocks of layers and its norm."""
+    return {"last": 0 if fields.value("attn_res_block_size") is None else 2 * fields.integer("hidden_size")}
+
+
+def _kimi_layer(tally: Tally, fields: Fields, specs: Sequence[Any], layer: int) -> None:
+    """Add what Kimi K3 has: gates of latent attention, queries of blocks of layers, a norm of narrower experts."""
+    if fields.flag("mla_use_output_gate") and isinstance(specs[0], LatentSpec):
+        width = fields.integer("num_attention_heads") * fields.integer("v_head_dim")
+        tally.linear(fields.integer("hidden_size"), width, split=Split.ATTENTION, name="g_proj")
+    if fields.value("attn_res_block_size") is not None:
+        tally.add(4 * fields.integer("hidden_size"))
+    if fields.flag("latent_moe_use_norm") and layer >= fields.integer("first_k_dense_replace", min=0):
+        tally.norm(fields.integer("routed_expert_hidden_size"))
+
+
 def _glm_layer(tally: Tally, fields: Fields, specs: Sequence[Any], _layer: int) -> None:
     """Add the connections of the streams, and what averages the keys of an indexer."""
     streams = fields.integer("hc_mult")
@@ -119,7 +135,13 @@ HYBRIDS: Mapping[str, Traits] = {
         defaults={"hc_count": 4, "hc_lowrank": 320, "indexer_kv_heads": 1, **NGRAM_DEFAULTS},
     ),
     "jet_nemotron": Traits(qkv_bias=True),
-    "kimi_linear": Traits(can_tie=False, experts=Experts(shared="num_shared_experts", rule="after")),
+    "kimi_linear": Traits(
+        can_tie=False,
+        experts=Experts(shared="num_shared_experts", rule="after", inputs="routed_expert_hidden_size"),
+        settle=_kimi,
+        add_to_layer=_kimi_layer,
+        defaults={"attn_res_block_size": None, "latent_moe_use_norm": False, "mla_use_output_gate": False},
+    ),
     "solar_open2": Traits(
         qkv_bias="attention_bias",
         qk_norm="head",

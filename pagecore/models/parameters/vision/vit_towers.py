@@ -125,6 +125,11 @@ _GLM_4 = Tower(
     add_rest=_glm,
 )
 _INTERN = Tower(attention_biases=1, add_rest=_internvl)
+# Names of published files.
+_MOON_POSITIONS: Mapping[str, str] = {f"pos_emb_{side}": f"init_pos_emb_{side}" for side in ("height", "width")}
+_MOON_SIZES: Mapping[str, str] = {
+    name: f"vt_{name}" for name in ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
+}
 TOWERS: Mapping[str, Tower] = {
     "siglip_vision_model": Tower(add_rest=_siglip),
     "clip_vision_model": Tower(has_patch_bias=False, add_rest=_clip),
@@ -171,9 +176,7 @@ TOWERS: Mapping[str, Tower] = {
     "siglip2_vision_model": Tower(add_rest=_siglip_2),
     "phi4_multimodal": Tower(add_rest=_siglip, merge=2),
     "video_llama_3": Tower(add_rest=_norm),
-    "kimi_k25": Tower(add_rest=_kimi),
-    "moonvit": Tower(
-        add_rest=_kimi, aliases={"pos_emb_height": "init_pos_emb_height", "pos_emb_width": "init_pos_emb_width"}
-    ),
+    "kimi_k25": Tower(add_rest=_kimi, aliases={**_MOON_POSITIONS, **_MOON_SIZES}),
+    "moonvit": Tower(add_rest=_kimi, aliases=_MOON_POSITIONS),
     "llama4_vision_model": Tower(has_patch_bias=False, add_rest=_llama_4),
 }
