@@ -291,6 +291,30 @@ def test_experts_of_deepseek_v4_have_a_format_of_their_own():
         weight_format(DEEPSEEK_V4 | quantised | {"expert_dtype": "int2"})
 
 
+def test_modules_of_quantised_deepseek_v4_have_the_names_of_engines():
+    matrices = 43 * 256 * 3
+    experts, shared = matrices * 4096 * 2048, 43 * 3 * 4096 * 2048
+    # q_a_proj and kv_proj, which vLLM joins, q_b_proj, and both parts of the output's projection.
+    attention = 43 * (4096 * 1024 + 4096 * 512 + 1024 * 64 * 512 + 64 * 512 * 1024 + 8 * 1024 * 4096)
+    listed = {f"layers.{layer}.ffn.experts": {"quant_algo": "NVFP4", "group_size": 16} for layer in range(43)}
+    four = {"weights": {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}}
+    eight = {"weights": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}}
+    groups = {
+        "group_0": eight | {"targets": ["re:.*attn.*(fused_wqa_wkv|wq_b|wo_a|wo_b)$"], "format": "float-quantized"},
+        "group_1": four | {"targets": ["re:.*ffn.*(gate|up|down)_proj$"], "format": "nvfp4-pack-quantized"},
+    }
+    parameters = count_parameters(DEEPSEEK_V4)
+    modelopt = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": listed}
+    joint = {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": []}
+    found = [
+        weight_format(DEEPSEEK_V4 | {"quantization_config": each}).nbytes(parameters) for each in (modelopt, joint)
+    ]
+    plain, indexed = 2 * parameters.total, 21 * 1024 * 64 * 128
+    assert found[0] == plain - experts * 23 // 16 + matrices * 8
+    quantised = attention + indexed
+    assert found[1] == pytest.approx(plain - (experts + shared) * 23 / 16 - quantised * (1 - 2 / 128**2), rel=1e-5)
+
+
 def test_lightning_attention_of_ling_2_5_is_counted():
     ling = RING_MINI | {"model_type": "bailing_hybrid", "group_norm_size": 4, "use_qk_norm": True}
     ling |= {"num_hidden_layers": 5, "v_head_dim": 128, "q_lora_rank": None}

@@ -25,10 +25,15 @@ _GRANITE = {"gate_proj": "input_linear", "down_proj": "output_linear"}
 _GRANITE |= {"mlp.experts.0": "block_sparse_moe", "mlp.shared_experts": "shared_mlp"}
 _LFM2 = {"mixer": "conv", "mlp": "feed_forward", "o_proj": "out_proj", **_W}
 _PER_LAYER = {f"mlp.per_layer_{name}": f"per_layer_{name}" for name in ("input_gate", "projection")}
+# Names of vLLM, in which the first projections of queries and keys are one, and checkpoints that are quantised for it.
+_DEEPSEEK_4 = {"self_attn": "attn", "mlp": "ffn", "compressor.kv_proj": "compressor.wkv"}
+_DEEPSEEK_4 |= {"indexer.kv_proj": "indexer.wkv", "indexer.q_b_proj": "indexer.wq_b", "q_b_proj": "wq_b"}
+_DEEPSEEK_4 |= {"o_a_proj": "wo_a", "o_b_proj": "wo_b", **dict.fromkeys(("q_a_proj", "kv_proj"), "fused_wqa_wkv")}
 
 MODULE_NAMES: Mapping[str, Mapping[str, str]] = {
     "bamba": _MAMBA,
     "bailing_moe_linear": {"mixer": "attention", "self_attn": "attention"},
+    "deepseek_v4": _DEEPSEEK_4,
     "falcon_h1": _MAMBA,
     "gemma3n_text": _PER_LAYER,
     "gemma4_text": _PER_LAYER,
