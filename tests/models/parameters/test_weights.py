@@ -134,6 +134,8 @@ def compressed(*groups, ignore=("lm_head",), **others):
         (compressed((CHANNEL, ["Linear"])), (8, (1, 0), 16)),
         (compressed((INT4_OF_64, ["Linear"])), (4, (1, 64), 20, 0, 32)),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, (4, (1, 16), 8, 64)),
+        ({"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}, (4, (1, 16), 8, 32)),
+        ({"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4", "group_size": 40}, (4, (1, 40), 8, 32)),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, (8, (0, 0), 32, 32)),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, (8, (1, 0), 32)),
         ({"quant_method": "auto-round", "bits": 4, "group_size": 128, "data_type": "int"}, (4, (1, 128), 20)),
@@ -232,6 +234,21 @@ def test_modules_with_formats_of_their_own(quantised, attention, ups, downs):
     for sides, layout in ((ATTENTION, attention), (MLP[:2], ups), (MLP[2:], downs)):
         expected += 2 * (by_hand(sides, *layout) if layout else 2 * sum(a * b for a, b in sides))
     assert weight_format(config).nbytes(parameters) == expected
+
+
+def test_modelopt_lists_a_quantised_head():
+    config = SMALL | {"tie_word_embeddings": False}
+    parameters = count_parameters(config)
+    layers = {f"model.layers.{n}.mlp": {"quant_algo": "W4A16_NVFP4", "group_size": 16} for n in range(2)}
+    head = {"lm_head": {"quant_algo": "W4A16_NVFP4", "group_size": 16}}
+    sizes = [
+        weight_format(
+            config | {"quantization_config": {"quant_algo": "MIXED_PRECISION", "quantized_layers": each}}
+        ).nbytes(parameters)
+        for each in (layers, layers | head)
+    ]
+    assert parameters.head > 0
+    assert sizes[0] - sizes[1] == parameters.head * 23 // 16
 
 
 @pytest.mark.parametrize(

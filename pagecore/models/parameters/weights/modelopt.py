@@ -26,6 +26,7 @@ _FORMATS: Mapping[str, WeightFormat] = {
     "MXFP8": grouped("mxfp8", 8, 32, 8),
     # Global scales of weights and inputs.
     "NVFP4": grouped("nvfp4", 4, 16, 8, matrix_bits=64),
+    "W4A16_NVFP4": grouped("nvfp4", 4, 16, 8, matrix_bits=32),
     **dict.fromkeys(("W4A16_AWQ", "W4A8_AWQ"), WEIGHT_FORMATS["int4"]),
     "INT8_SQ": WEIGHT_FORMATS["int8"],
 }
@@ -62,6 +63,7 @@ def read_modelopt(fields: Fields) -> WeightFormat:
         modules=tuple(modules.items()),
         unquantised=tuple(unquantised),
         is_modules_only=True,
+        head_bits=next((found.bits for name, found in modules.items() if name.endswith("lm_head")), 0),
     )
 
 
@@ -87,4 +89,4 @@ def _of_algorithm(part: Fields) -> WeightFormat:
     size = group_size(part.given("group_size"))
     if found.name == "int4" and size:
         return grouped("int4", 4, size, 20)
-    return grouped("nvfp4", 4, size, 8, matrix_bits=64) if found.name == "nvfp4" and size else found
+    return grouped("nvfp4", 4, size, 8, matrix_bits=found.matrix_bits) if found.name == "nvfp4" and size else found
