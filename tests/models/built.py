@@ -18,6 +18,7 @@ OF_STATES = {
     "minimax",
     "minimax_m1",
     "minimax_text_01",
+    "qwen3_8_flash_next_text",
     "qwen4_exp_text",
     "recurrent_gemma",
     "zaya",
@@ -86,7 +87,7 @@ COUNTED_TEXT = [
 ]
 # Families that other tests than the sweep of parameters/test_sweep.py count.
 COUNTED_ELSEWHERE = {*COUNTED_TEXT, *EARLIER_TYPES, *BERT, *REMOTE, *SPEECH, *INKLING, "rwkv", "xlstm"}
-COUNTED_ELSEWHERE |= {"deepseek_v41_text", "domyn_edge", "iquest_q1"}
+COUNTED_ELSEWHERE |= {"deepseek_v41_text", "domyn_edge", "iquest_q1", "qwen3_8_flash_next_text"}
 COUNTED_ELSEWHERE |= {"dots3_note_text", "glm5_next_text", "hrm_text", "hy_v4", "mistral_large4_text"}
 COUNTED_ELSEWHERE |= {"chameleon", "deepseek_ocr2_text", "ernie4_5_vl_moe_text", "phi4_multimodal"}
 COUNTED_ELSEWHERE |= {"glm_image_text", "idefics", "muse_spark_text", "step3p5", "unlimited_ocr_text", "zaya"}

@@ -198,15 +198,18 @@ HYBRIDS: Mapping[str, Family] = {
     "qwen3_next": Family(QWEN_3_NEXT, states=_DELTA_RULE),
     "qwen3_5_text": Family({**QWEN_3_NEXT, "num_key_value_heads": 4}, states=_DELTA_RULE),
     "qwen3_5_moe_text": Family(QWEN_3_NEXT, states=_DELTA_RULE),
-    "qwen4_exp_text": Family(
-        _QWEN_4,
-        rows=index_rows_of_qwen_4,
-        states=States(
-            kinds.kinds_of_qwen_4,
-            states.delta_rule,
-            states.chunk_of_64,
-            "mamba_ssm_dtype",
-            states.delta_rule_of_qwen_4,
+    **dict.fromkeys(
+        ("qwen4_exp_text", "qwen3_8_flash_next_text"),  # the second one in exports for some engines
+        Family(
+            _QWEN_4,
+            rows=index_rows_of_qwen_4,
+            states=States(
+                kinds.kinds_of_qwen_4,
+                states.delta_rule,
+                states.chunk_of_64,
+                "mamba_ssm_dtype",
+                states.delta_rule_of_qwen_4,
+            ),
         ),
     ),
     "lara_mini": Family(

@@ -83,6 +83,7 @@ TEXT_MODELS: Mapping[str, str] = {
     "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen2_vl": "qwen2_vl_text",
     "qwen3_5": "qwen3_5_text",
+    "qwen3_8_flash_next": "qwen3_8_flash_next_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_omni_moe_thinker": "qwen3_omni_moe_text",
     "qwen3_vl": "qwen3_vl_text",

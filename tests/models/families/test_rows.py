@@ -3,9 +3,19 @@
 import numpy as np
 import pytest
 
-from pagecore import LatentSpec, PagedKVCache, Plane, RowSpec, ShapeError, StateSpec, TensorParallel, UnsupportedOption
+from pagecore import (
+    AttentionSpec,
+    LatentSpec,
+    PagedKVCache,
+    Plane,
+    RowSpec,
+    ShapeError,
+    StateSpec,
+    TensorParallel,
+    UnsupportedOption,
+)
 from pagecore.models import ConfigError, read_model_config, specs_from_config
-from pagecore.models.parameters import mtp_specs
+from pagecore.models.parameters import count_parameters, mtp_specs
 from pagecore.serving.planner import plan_model
 from pagecore.serving.replay.options import ReplayOptions
 from tests.capabilities import require
@@ -39,6 +49,26 @@ STEP_5 |= {"layer_types": ["full_attention", "sliding_attention", "full_attentio
 
 def shapes(spec):
     return {plane.name: (plane.shape, str(plane.dtype), plane.per) for plane in spec.planes}
+
+
+# -- Qwen3.8-Flash-Next, whose type exports name in two ways -----------------------------------------------------------
+
+
+def test_qwen_flash_next_under_both_names():
+    text = QWEN_4 | {"hidden_size": 2560, "num_hidden_layers": 48, "num_attention_heads": 24, "num_key_value_heads": 2}
+    text |= {"head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 48, "ple_layer_ids": [2]}
+    text |= {"layer_types": [*["linear_attention"] * 3, "full_attention"] * 12, "ple_embed_dim": 2560}
+    text |= {"indexer_kv_heads": 1, "num_experts": 512, "moe_intermediate_size": 640, "vocab_size": 248320}
+    text |= {"shared_expert_intermediate_size": 640, "hc_lowrank": 320, "heads_per_ngram": 8, "num_experts_per_tok": 10}
+    text |= {"ngram_vocab_size_base": 20_000_000, "make_ngram_vocab_size_divisible_by": 128}
+    named = text | {"model_type": "qwen3_8_flash_next_text"}
+    specs = specs_from_config({"model_type": "qwen3_8_flash_next", "text_config": named})
+    assert specs == specs_from_config({"model_type": "qwen4_exp", "text_config": text})
+    attention = [spec for spec in specs if isinstance(spec, AttentionSpec)]
+    assert (len(attention), attention[0].num_kv_heads, attention[0].head_dim) == (12, 2, 256)
+    # A mean key of 128 numbers for each 4 tokens, next to the keys and values.
+    assert plan_model(named, "8GiB").memory.bytes_per_token == 12 * (2 * 2 * 256 * 2 + 128 * 2 / 4)
+    assert count_parameters(named).total == count_parameters(text).total
 
 
 # -- DeepSeek-V4 -------------------------------------------------------------------------------------------------------

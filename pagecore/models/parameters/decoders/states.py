@@ -149,7 +149,7 @@ STATE_LAYERS: Mapping[str, Adder] = {
     "qwen3_next": _delta_rule,
     "qwen3_5_text": _delta_rule,
     "qwen3_5_moe_text": _delta_rule,
-    "qwen4_exp_text": _delta_rule,
+    **dict.fromkeys(("qwen4_exp_text", "qwen3_8_flash_next_text"), _delta_rule),
     "lara_mini": _delta_rule,
     "jet_nemotron": add_delta_rule_of_jet,
     "kimi_linear": _kimi_delta_rule,

@@ -127,12 +127,15 @@ HYBRIDS: Mapping[str, Traits] = {
     "qwen3_next": _QWEN_NEXT_MOE,
     "qwen3_5_text": _QWEN_NEXT,
     "qwen3_5_moe_text": _QWEN_NEXT_MOE,
-    "qwen4_exp_text": replace(
-        _QWEN_NEXT_MOE,
-        norms=0,
-        add_to_layer=_qwen_4_layer,
-        settle=_qwen_4,
-        defaults={"hc_count": 4, "hc_lowrank": 320, "indexer_kv_heads": 1, **NGRAM_DEFAULTS},
+    **dict.fromkeys(
+        ("qwen4_exp_text", "qwen3_8_flash_next_text"),
+        replace(
+            _QWEN_NEXT_MOE,
+            norms=0,
+            add_to_layer=_qwen_4_layer,
+            settle=_qwen_4,
+            defaults={"hc_count": 4, "hc_lowrank": 320, "indexer_kv_heads": 1, **NGRAM_DEFAULTS},
+        ),
     ),
     "jet_nemotron": Traits(qkv_bias=True),
     "kimi_linear": Traits(

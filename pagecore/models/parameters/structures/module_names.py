@@ -54,5 +54,7 @@ MODULE_NAMES: Mapping[str, Mapping[str, str]] = {
     "phi4mm": _FUSED,
     "qwen2_moe": _ONE_SHARED,
     "qwen3_next": _DELTA_RULE,
-    **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen4_exp_text"), _DELTA_RULE | _SPLIT),
+    **dict.fromkeys(
+        ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_8_flash_next_text", "qwen4_exp_text"), _DELTA_RULE | _SPLIT
+    ),
 }

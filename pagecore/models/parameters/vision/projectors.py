@@ -261,7 +261,7 @@ PROJECTORS: Mapping[str, Projector] = {
     "qwen2_5_vl": _qwen(norm_bias=False),
     "qwen3_5": _QWEN,
     "qwen3_5_moe": _QWEN,
-    "qwen4_exp": _QWEN,
+    **dict.fromkeys(("qwen4_exp", "qwen3_8_flash_next"), _QWEN),
     "qwen3_omni_moe_thinker": _QWEN,
     "qwen3_vl": _QWEN,
     "qwen3_vl_moe": _QWEN,

@@ -70,7 +70,7 @@ SIZES: Mapping[str, Mapping[str, object]] = {
     **dict.fromkeys(("minimax_m3_vl", "muse_glimmer", "muse_spark"), _MERGED_IN_TIME),
     **dict.fromkeys(("qwen2_5_omni_vision_encoder", "qwen2_vl"), _MERGED_IN_TIME),
     **dict.fromkeys(("kimi_k25", "moonvit"), _KIMI),
-    **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen4_exp"), _QWEN_3),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_8_flash_next", "qwen4_exp"), _QWEN_3),
     **dict.fromkeys(("cohere_compass", "qwen3_omni_moe_vision_encoder", "qwen3_vl", "qwen3_vl_moe"), _QWEN_3_VL),
     "deepseek_v41": {"spatial_merge_size": 3},
     "moss_vl": {**_QWEN_3_VL, "temporal_patch_size": 1},

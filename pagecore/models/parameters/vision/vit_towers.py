@@ -156,7 +156,7 @@ TOWERS: Mapping[str, Tower] = {
     "qwen3_vl_moe": _QWEN_3,
     "qwen3_5": _QWEN_3,
     "qwen3_5_moe": _QWEN_3,
-    "qwen4_exp": _QWEN_3,
+    **dict.fromkeys(("qwen4_exp", "qwen3_8_flash_next"), _QWEN_3),
     "deepseek_v41": Tower(
         has_norm_bias=False,
         has_mlp_bias=False,
