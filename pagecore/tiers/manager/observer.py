@@ -84,6 +84,9 @@ class CacheObserver:
             count_once(sequence, reused if counts[DEVICE] < found else None, counts, self._hit_counts)
         self._promoted.forget(sequence.tokens, options_of(sequence))
         self._touch(sequence, found)  # or what is written after it could evict it
+        if found and self._stores.has_unsaved:
+            options = options_of(sequence)
+            self._stores.write_again(sequence.tokens[:found], options.namespace, options.spans)
         if self.write == "second_hit":
             self._hits.note(sequence)
 

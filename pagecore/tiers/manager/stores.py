@@ -97,7 +97,7 @@ class StoreSide:
         self._fingerprint = fingerprint
         self._copies_nearer = copies_nearer
         self._clock = clock
-        self._writer = Writer(host, self.ports, len(tree_lanes), chunk_bytes)
+        self._writer = Writer(host, self.ports, len(tree_lanes), chunk_bytes, clock)
         # Blocks that the host has from a store, until they are promoted; `media` names the indices.
         self.loaded = Origins(self.planner.block_size, num_origins)
         self.media = tuple(dict.fromkeys(("GPU", "CPU", *(port.medium for port in self.ports))))
@@ -170,6 +170,24 @@ class StoreSide:
             return 0
         with self.held():
             return sum(self._write(prefix) for prefix in prefixes if prefix.stop)
+
+    @property
+    def has_unsaved(self) -> bool:
+        """True if a store has failed to take entries that `write_again` would write."""
+        return self._writer.has_unsaved
+
+    def write_again(self, tokens: NDArray[np.int32], namespace: Hashable, spans: Spans | None) -> None:
+        """Write those entries of a prefix that a store has failed to take before, and that the host has."""
+        num_blocks = len(tokens) // self.planner.block_size
+        with self.held():
+            try:
+                chain = self._chain(tokens, namespace, spans)
+            except UnsupportedDtype:
+                return
+            longer = np.append(tokens, np.int32(0))  # a match leaves the last token out
+            self._writer.write_again(
+                longer, namespace, spans, lambda lane, places: lane_keys(chain[places], lane), num_blocks
+            )
 
     @property
     def counts_uses(self) -> bool:

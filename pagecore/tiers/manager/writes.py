@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pagecore.tiers.manager.policy import chunks_of
 from pagecore.tiers.manager.port import Flags, HostSide, Positions, Reader, Spans
 from pagecore.tiers.manager.tickets import StorePort
+from pagecore.tiers.manager.unsaved import Unsaved
 from pagecore.tiers.store import Keys, Pieces
 
 __all__ = ["Writer"]
@@ -37,11 +38,21 @@ class Writer:
         Lanes that are not of states.
     chunk_bytes : int
         A batch has about `chunk_bytes` bytes.
+    clock : callable
+        Returns the time in seconds.
     """
 
-    def __init__(self, host: HostSide, ports: Sequence[StorePort], num_groups: int, chunk_bytes: int) -> None:
+    def __init__(
+        self,
+        host: HostSide,
+        ports: Sequence[StorePort],
+        num_groups: int,
+        chunk_bytes: int,
+        clock: Callable[[], float],
+    ) -> None:
         self._host = host
         self._ports = [port for port in ports if port.takes_entries]
+        self._unsaved = {port: Unsaved(clock) for port in self._ports}
         self._num_groups = num_groups
         self._chunk_bytes = chunk_bytes
         self._open: dict[Reader, int] = {}
@@ -57,6 +68,11 @@ class Writer:
     def num_batches(self) -> int:
         """Number of batches that the stores have not ended."""
         return sum(self._open.values())
+
+    @property
+    def has_unsaved(self) -> bool:
+        """True if a store has failed to take entries, and did not take them later."""
+        return any(self._unsaved.values())
 
     def write(
         self,
@@ -81,10 +97,29 @@ class Writer:
         """
         if not self._ports:
             return 0
+        if start and self.has_unsaved:
+            self.write_again(tokens, namespace, spans, keys, start)
         reader = self._host.hold(tokens, namespace=namespace, spans=spans, max_tokens=len(tokens) - 1)
         lanes = [reader.entries(lane) for lane in range(len(self._host.payload_bytes))]
         is_new = [(places >= start) | (lane >= self._num_groups) for lane, (places, _) in enumerate(lanes)]
         return self._submit(reader, _Written(tokens, namespace, spans, keys), lanes, is_new, self._ports)
+
+    def write_again(
+        self,
+        tokens: NDArray[np.int32],
+        namespace: Hashable,
+        spans: Spans | None,
+        keys: Callable[[int, Positions], Keys],
+        stop: int,
+    ) -> None:
+        """Write the entries of a prefix before block `stop` that a store has not taken, and that the host has."""
+        for port, unsaved in self._unsaved.items():
+            if not unsaved:
+                continue
+            reader = self._host.hold(tokens, namespace=namespace, spans=spans, max_tokens=len(tokens) - 1)
+            lanes = [reader.entries(lane) for lane in range(len(self._host.payload_bytes))]
+            is_due = [unsaved.due(keys(lane, places)) & (places < stop) for lane, (places, _) in enumerate(lanes)]
+            self._submit(reader, _Written(tokens, namespace, spans, keys), lanes, is_due, [port])
 
     def copy(
         self,
@@ -124,7 +159,7 @@ class Writer:
             before = [_before(prefix, lane, lanes[lane][0], each) for lane, each in enumerate(chosen)]
             for port in ports:
                 self._open[reader] += 1
-                ended = partial(self._saved, reader, port, prefix, chosen)
+                ended = partial(self._saved, reader, port, prefix, chosen, entries)
                 port.save(entries, memory, ended, np.concatenate(before))
         self._ended(reader)
         return count
@@ -135,9 +170,11 @@ class Writer:
         port: StorePort,
         prefix: _Written,
         positions: Sequence[Positions],
+        entries: Keys,
         ok: Flags,
         _error: str | None,
     ) -> None:
+        self._unsaved[port].note(entries, ok)
         there = np.split(ok, np.cumsum([len(lane) for lane in positions])[:-1])
         listed = list(zip(positions, there, strict=True))
         port.note(prefix.tokens, prefix.namespace, prefix.spans, listed, prefix.keys, forgets=False)
