@@ -17,6 +17,7 @@ from pagecore.tiers.host.methods.records import Backup
 from pagecore.tiers.host.operations._operations import count_once, is_new, newly_run, options_of, origin_of
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.manager.arguments import Write
+from pagecore.tiers.manager.inherited import InheritedPrefixes
 from pagecore.tiers.manager.origins import DEVICE, HOST, Origins, PrefixMedia
 from pagecore.tiers.manager.second_hit import SecondHits
 from pagecore.tiers.manager.stores import StoreSide
@@ -36,6 +37,8 @@ class CacheObserver:
         self.num_origins = most = _num_origins(parts, host)
         self._hits = SecondHits(parts.block_size, most)
         self._promoted = Origins(parts.block_size, most)  # blocks that were promoted, until a prompt uses them
+        is_filled = num_stores > 0 and host.tree.num_nodes > 0 and write != "explicit"
+        self._inherited = InheritedPrefixes(parts.block_size, most) if is_filled else None
         self._hit_counts = np.zeros(HOST + 1 + num_stores, np.int64)  # by medium, over all sequences
 
     def adding(self, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> None:
@@ -84,9 +87,8 @@ class CacheObserver:
             count_once(sequence, reused if counts[DEVICE] < found else None, counts, self._hit_counts)
         self._promoted.forget(sequence.tokens, options_of(sequence))
         self._touch(sequence, found)  # or what is written after it could evict it
-        if found and self._stores.has_unsaved:
-            options = options_of(sequence)
-            self._stores.write_again(sequence.tokens[:found], options.namespace, options.spans)
+        if found:
+            self._write_missing(sequence, found)
         if self.write == "second_hit":
             self._hits.note(sequence)
 
@@ -131,7 +133,21 @@ class CacheObserver:
 
     def _write(self) -> None:
         """Write what backups have published to the stores."""
-        self._stores.write(self._ended_backups())
+        backups = self._ended_backups()
+        if self._inherited is not None:
+            backups = [self._inherited.whole(each) for each in backups]
+        self._stores.write(backups)
+
+    def _write_missing(self, sequence: Sequence, found: int) -> None:
+        """Write what a sequence reuses and a store lacks: it has failed to take it, or was attached later."""
+        tokens, options = sequence.tokens[:found], options_of(sequence)
+        if self._inherited is not None:
+            stop = found // self._parts.block_size * self._parts.block_size
+            whole = self._inherited.whole(Backup(tokens[:stop], options.namespace, options.spans, stop, stop))
+            if whole.start < stop:
+                self._stores.write([whole])
+        if self._stores.has_unsaved:
+            self._stores.write_again(tokens, options.namespace, options.spans)
 
     def _ended_backups(self) -> list[Backup]:
         """Return the backups that have ended; what the host has from them is from no store."""
