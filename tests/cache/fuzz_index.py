@@ -138,7 +138,7 @@ class Index(Target):
 
 class Radix(Target):
     methods = (
-        "RadixTree block_size:some full=some windows=ids states=yes state_interval=some policy=policy",
+        "RadixTree block_size:some full=some windows=ids states=yes state_interval=some min_kept=some policy=policy",
         "tree.match tokens:ids namespace=space_name spans=spans max_tokens=some",
         "tree.match_and_lock tokens:ids namespace=space_name spans=spans max_tokens=some time=number",
         "tree.release receipt:receipt component=component time=number rank=none",

@@ -185,6 +185,19 @@ def test_worked_example_f3_a_hit_gives_up_its_last_block():
         cache.check_invariants()
 
 
+@together("window", [1, 2, 4, 5, 6, 9, 12])
+def test_a_repeated_prompt_finds_what_is_left_of_its_hit_after_eviction(window):
+    cache = PagedKVCache(
+        [AttentionSpec(1, 8), AttentionSpec(1, 8, window=window)],
+        block_size=4, num_blocks=[80, 45], device="none", recompute_last_block=True,
+    )  # fmt: skip
+    prompts = [range(first, first + 48) for first in range(0, 6000, 1000)]
+    for prompt in prompts:
+        with cache.add_sequence(prompt) as sequence:
+            advance(cache, [sequence], 48)
+    assert [cache.match_length(prompt) for prompt in prompts] == [40] * 6
+
+
 @together("length", [1, 15, 16, 17, 32, 33, 48, 63, 64, 65, 100])
 def test_what_is_left_of_a_hit_is_a_hit_of_every_window(length):
     plain, eagle = (make(10, num_blocks=60, recompute_last_block=flag) for flag in (False, True))

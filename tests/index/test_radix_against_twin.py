@@ -31,12 +31,13 @@ class RadixMachine(RuleBasedStateMachine):
         sinks=st.lists(st.integers(0, 9), min_size=2, max_size=2),
         states=st.booleans(),
         interval=st.integers(1, 3),
+        min_kept=st.integers(0, 4),
         policy=st.sampled_from(POLICIES),
     )
-    def make(self, block_size, full, windows, sinks, states, interval, policy):
+    def make(self, block_size, full, windows, sinks, states, interval, min_kept, policy):
         full = full or int(not windows and not states)
         pairs = [window if isinstance(window, tuple) else (window, 0) for window in windows]
-        options = {"full": full, "states": states, "policy": policy}
+        options = {"full": full, "states": states, "min_kept": min_kept, "policy": policy}
         options |= {"windows": tuple(window for window, _ in pairs), "chunks": tuple(chunk for _, chunk in pairs)}
         options["sinks"] = tuple(0 if chunk else count for (_, chunk), count in zip(pairs, sinks, strict=False))
         if states:

@@ -108,6 +108,8 @@ def test_receipts_are_released_once_and_to_their_own_tree():
         ({"windows": [1] * 17}, ShapeError),
         ({"full": 0}, ShapeError),
         ({"states": 1}, UnsupportedDtype),
+        ({"min_kept": -1}, ShapeError),
+        ({"min_kept": 0.5}, UnsupportedDtype),
         ({"state_interval": 64}, UnsupportedOption),
         ({"states": True, "state_interval": 24}, ShapeError),
     ],

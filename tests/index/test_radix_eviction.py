@@ -109,6 +109,17 @@ def test_the_lowest_rank_is_evicted_first():
     assert tree.evict("full", 3).blocks.tolist() == [3, 1, 2]
 
 
+@pytest.mark.parametrize(("min_kept", "kept"), [(0, 1), (1, 1), (2, 2), (3, 3), (9, 4)])
+def test_a_node_keeps_some_blocks_of_a_window_while_others_have_more(min_kept, kept):
+    tree = RadixTree(2, windows=[2], min_kept=min_kept)
+    for first in (10, 20):
+        tree.insert(range(first, first + 8), (first + blocks(4), first + blocks(4)))
+    first, second = [11, 12, 13, 14], [21, 22, 23, 24]
+    expected = [*first[: 4 - kept], *second[: 4 - kept], *first[4 - kept :]]
+    assert tree.evict("window", 8 - kept).blocks[1].tolist() == expected
+    assert tree.min_kept == min_kept
+
+
 def test_a_window_needs_its_last_tokens_alone():
     tree = RadixTree(1, windows=[3])
     tree.insert(range(8), (blocks(8), [0, 0, 0, 14, 15, 16, 17, 18]))

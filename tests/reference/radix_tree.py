@@ -145,6 +145,7 @@ class RadixTree:
         sinks: tuple[int, ...] = (),
         states: bool = False,
         state_interval: int = 64,
+        min_kept: int = 0,
         policy: str = "lru",
     ):
         self.block_size, self.full, self.states = block_size, full, states
@@ -154,6 +155,7 @@ class RadixTree:
         self.num_lanes = full + len(windows)
         self.num_components = 1 + len(windows) + states
         self.state_interval = state_interval
+        self.min_kept = min_kept
         self.policy, _, share = policy.partition(":")
         self.protected_share = float(share or 0.1)
         self.roots: dict[object, Node] = {}
@@ -744,7 +746,8 @@ class RadixTree:
             return 2, count
         needed = node.end - self.window_start(component, node.end)
         if chunk := self.windows[component - 1][1]:
-            needed = max(needed, min(node.end, chunk // self.block_size))
+            needed = max(needed, chunk // self.block_size)
+        needed = min(node.end, max(needed, self.min_kept))
         near = needed + 1024 // self.block_size
         if count > near:
             return 0, count - near

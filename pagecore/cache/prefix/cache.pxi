@@ -102,6 +102,7 @@ cdef class PrefixCache:
             policy=policy,
             states=states is not None,
             state_interval=None if states is None else math.lcm(states.chunk, self.block_size),
+            min_kept=2 if gives_up_last else 0,
         )
         self.states = states
         self.policy = policy

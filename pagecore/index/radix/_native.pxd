@@ -101,6 +101,7 @@ cdef extern from "pagecore/index/radix/tree/tree.hpp" namespace "pagecore::Radix
         vector[int64_t] sinks
         cbool has_states
         int64_t state_interval
+        int64_t min_kept
         Policy policy
         double protected_share
 

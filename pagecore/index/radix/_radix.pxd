@@ -127,7 +127,7 @@ cdef object states_of(const vector[vector[int32_t]]& ids)
 # The arguments of RadixTree, checked and converted; the native tree checks the numbers.
 cdef Options read_options(
     object block_size, object full, object windows, object chunks, object sinks, object states,
-    object state_interval, object policy
+    object state_interval, object min_kept, object policy
 )
 
 
@@ -168,6 +168,7 @@ cdef class RadixCore:
     cdef readonly tuple sinks
     cdef readonly str policy
     cdef readonly object state_interval
+    cdef readonly int64_t min_kept
     cdef int32_t num_lanes
     cdef uint32_t every_component
     cdef bint has_states

@@ -70,6 +70,7 @@ class RadixCore:
     sinks: tuple[int, ...]
     policy: str
     state_interval: int | None
+    min_kept: int
     def __new__(
         cls,
         block_size: int = 16,
@@ -80,6 +81,7 @@ class RadixCore:
         sinks: Iterable[int | None] | int = (),
         states: bool = False,
         state_interval: int | None = None,
+        min_kept: int = 0,
         policy: str = "lru",
     ) -> Self: ...
     def held_blocks(self, lane: int = 0) -> NDArray[np.int32]: ...

@@ -119,10 +119,10 @@ cdef class RadixCore:
 
     def __cinit__(
         self, block_size=16, *, full=1, windows=(), chunks=(), sinks=(), states=False, state_interval=None,
-        policy="lru"
+        min_kept=0, policy="lru"
     ):
         cdef Options options = read_options(
-            block_size, full, windows, chunks, sinks, states, state_interval, policy
+            block_size, full, windows, chunks, sinks, states, state_interval, min_kept, policy
         )
         self.native = new NativeRadixTree(options)
         self.block_size = options.block_size
@@ -136,6 +136,7 @@ cdef class RadixCore:
         self.policy = str(policy)
         self.has_states = options.has_states
         self.state_interval = options.state_interval if options.has_states else None
+        self.min_kept = options.min_kept
         self.num_lanes = self.native.num_lanes()
         self.every_component = (1 << len(self.components)) - 1
         self.spaces = {}

@@ -38,7 +38,7 @@ cdef double share_of(object policy, object name) except -1:
 
 cdef Options read_options(
     object block_size, object full, object windows, object chunks, object sinks, object states,
-    object state_interval, object policy
+    object state_interval, object min_kept, object policy
 ):
     cdef Options options
     cdef str checked = check_policy(policy)
@@ -57,6 +57,7 @@ cdef Options read_options(
         raise UnsupportedOption(
             f"state_interval is {shown(state_interval)} and the tree has no states; give states=True"
         )
+    options.min_kept = as_int64(min_kept, "min_kept")
     cdef int position = POLICIES.index(checked.partition(":")[0])
     options.policy = <Policy> position
     options.protected_share = share_of(checked, "policy")

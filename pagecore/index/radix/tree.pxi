@@ -11,7 +11,7 @@ from pagecore.errors import ShapeError
 
 cdef class RadixTree(RadixJournal):
     """RadixTree(block_size=16, *, full=1, windows=(), chunks=(), sinks=(), states=False, \
-state_interval=None, policy='lru')\n--\n\n\
+state_interval=None, min_kept=0, policy='lru')\n--\n\n\
 Radix tree over token prefixes and the blocks that hold their keys and values.
 
     The tree only keeps account of blocks. `insert` returns the blocks that the tree takes, and the caller adds a
@@ -47,6 +47,9 @@ Radix tree over token prefixes and the blocks that hold their keys and values.
     state_interval : int, optional
         Tokens between the states that the caller keeps, a multiple of `block_size`; by default 64, rounded up to a
         multiple.
+    min_kept : int
+        Blocks of a window that a node keeps while others have more than they need, even if it needs fewer: 2 is for
+        callers that shorten each match by a block.
     policy : {"lru", "lfu", "fifo", "mru", "filo", "slru", "slru:SHARE", "priority", "rank"}
         Eviction order. The first to be evicted is: the least recently used; the one with the fewest hits; the oldest;
         the most recently used; the newest; one that is not protected; the lowest priority (0 to 100, by default 35);
@@ -66,6 +69,7 @@ Radix tree over token prefixes and the blocks that hold their keys and values.
     windows, chunks, sinks : tuple of int
     policy : str
     state_interval : int or None
+    min_kept : int
 
     Raises
     ------

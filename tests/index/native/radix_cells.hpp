@@ -74,6 +74,7 @@ class ModelCells {
   explicit ModelCells(const RadixTree::Options& options)
       : block_size(options.block_size),
         interval(options.state_interval),
+        min_kept(options.min_kept),
         full(static_cast<size_t>(options.full_lanes)),
         has_states(options.has_states),
         policy(options.policy),
@@ -83,7 +84,7 @@ class ModelCells {
     num_components = 1 + windows.size() + (has_states ? 1 : 0);
   }
 
-  int64_t block_size, interval;
+  int64_t block_size, interval, min_kept;
   size_t full;
   bool has_states;
   radix::Policy policy;

@@ -193,7 +193,7 @@ class ModelEviction : public ModelStates {
       return {2, ids};
     }
     const int64_t depth = std::ssize(path(end));
-    const int64_t needed = depth - first_needed(c, depth);
+    const int64_t needed = std::min(depth, std::max(depth - first_needed(c, depth), min_kept));
     const int64_t near = needed + 1024 / block_size;
     if (ids > near) return {0, ids - near};
     return ids > needed ? std::pair(1, ids - needed) : std::pair(2, ids);

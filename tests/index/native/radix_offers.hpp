@@ -25,6 +25,7 @@ inline RadixTree::Options some_options(Random& random) {
     options.windows.push_back(random.between(1, 5 * options.block_size));
   options.has_states = random.one_in(3);
   options.state_interval = options.has_states ? options.block_size * random.between(1, 3) : 0;
+  options.min_kept = random.pick({0, 0, 2, 4});
   if ((options.has_states || !options.windows.empty()) && random.one_in(4)) options.full_lanes = 0;
   options.policy = static_cast<radix::Policy>(random.below(8));
   options.protected_share = static_cast<double>(random.below(5)) / 4;

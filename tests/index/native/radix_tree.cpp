@@ -155,6 +155,8 @@ PC_TEST(tree_refuses_impossible_sizes) {
     if (wrong != 0) refused_with(options.full_lanes, wrong);
   }
   refused_with(options.state_interval, 24);
+  refused_with(options.min_kept, -1);
+  refused_with(options.min_kept, int64_t{1} << 31);
   options.windows.assign(17, 4);
   PC_REFUSES(ShapeError, RadixTree{options});
   options.windows.clear();

@@ -34,6 +34,7 @@ struct Components {
   int32_t full_lanes = 1;
   std::vector<Window> windows;
   bool has_states = false;
+  int64_t min_kept = 0;  // blocks of a window that a node keeps while others have more than they need
 
   [[nodiscard]] int32_t num_windows() const { return static_cast<int32_t>(windows.size()); }
   [[nodiscard]] int32_t num_lanes() const { return full_lanes + num_windows(); }
@@ -55,10 +56,11 @@ struct Components {
     if (component == 0) return 0;
     return is_window(component) ? window_start(component, end) : end - 1;
   }
-  // Blocks at the end of a prefix of `end` blocks that its window needs, or would need elsewhere in its chunk.
+  // Blocks at the end of a prefix of `end` blocks that its window needs, or would need elsewhere in its chunk; at
+  // least min_kept.
   [[nodiscard]] int64_t window_blocks(int32_t window, int64_t end) const {
     const int64_t chunk = windows[static_cast<size_t>(window - 1)].chunk / block_size;
-    return std::max(end - window_start(window, end), std::min(end, chunk));
+    return std::min(end, std::max({end - window_start(window, end), chunk, min_kept}));
   }
   // 0 if the window begins before the end of its sinks.
   [[nodiscard]] int64_t window_start(int32_t window, int64_t end) const {

@@ -20,6 +20,7 @@ radix::Components checked_components(const RadixTree::Options& options) {
              "full is 0 and there are no windows and no states; give one of them");
   PC_EXPECTS(options.windows.size() <= 16, ShapeError, options.windows.size(), " windows are given; use at most 16");
   radix::Components components{block_size, static_cast<int32_t>(options.full_lanes), {}, options.has_states};
+  components.min_kept = checked_size<int64_t>("min_kept", options.min_kept, 0, kMaxInt32);
   PC_EXPECTS(options.chunks.empty() || options.chunks.size() == options.windows.size(), ShapeError,
              options.chunks.size(), " chunks are given for ", options.windows.size(),
              " windows; give one for each, 0 for a window without chunks");

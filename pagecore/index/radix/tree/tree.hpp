@@ -46,6 +46,7 @@ class RadixTree {
     std::vector<int64_t> sinks;    // of each window: first tokens that it also needs; as for chunks
     bool has_states = false;
     int64_t state_interval = 0;  // tokens between the states that a caller keeps
+    int64_t min_kept = 0;        // blocks of a window that a node keeps while others have more
     radix::Policy policy = radix::Policy::Lru;
     double protected_share = 1;  // of the held ids, for Slru
   };

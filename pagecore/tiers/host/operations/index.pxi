@@ -39,7 +39,8 @@ cdef class HostIndex:
         self.has_states = prefix.states is not None
         self.tree = RadixTree(
             like.block_size, full=prefix.num_full, windows=like.windows, chunks=like.chunks, sinks=like.sinks,
-            states=self.has_states, state_interval=like.state_interval, policy="rank" if policy == "lru" else policy,
+            states=self.has_states, state_interval=like.state_interval, min_kept=like.min_kept,
+            policy="rank" if policy == "lru" else policy,
         )
         self.uses_hints = policy in ("priority", "rank")
         self.min_priority = 0
