@@ -17,11 +17,11 @@ from pagecore.storage.memory.budgets import Memory
 from pagecore.tiers.host.copies.copies import BlockCopies, check_io
 from pagecore.tiers.host.copies.streams import make_transfers
 from pagecore.tiers.host.methods.backups import BackupMethods
-from pagecore.tiers.host.methods.entries import EntryMethods
 from pagecore.tiers.host.methods.evicting import EvictMethods
 from pagecore.tiers.host.methods.layer_copies import CopyMethods
 from pagecore.tiers.host.methods.promoting import PromoteMethods
 from pagecore.tiers.host.methods.records import Backup, HostStats
+from pagecore.tiers.host.methods.streaming import StreamMethods
 from pagecore.tiers.host.operations import _operations
 from pagecore.tiers.host.operations._operations import HostIndex
 from pagecore.tiers.host.sizes import size_tier
@@ -31,7 +31,7 @@ MAX_RECORDS = 1024
 COUNTED = ("promotions", "promoted", "promoted_bytes", "failed", "backups", "backed_up", "backed_up_bytes")
 
 
-class HostTier(PromoteMethods, BackupMethods, EvictMethods, EntryMethods, CopyMethods):
+class HostTier(PromoteMethods, BackupMethods, EvictMethods, StreamMethods, CopyMethods):
     """A second prefix cache in host memory, for blocks that the device evicts.
 
     The tier has a prefix tree and block pools of its own, with the components of the cache's: groups without a window,

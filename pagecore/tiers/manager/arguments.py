@@ -7,12 +7,13 @@ from typing import Any, Literal, get_args
 
 from pagecore.cache.parts import CacheParts, parts_of
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.storage.checks import as_float, shown
+from pagecore.storage.checks import as_float, require_int, shown
 from pagecore.tiers.guard import Guard
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.store import BlockStore, Medium
 
+STREAM_BYTES = 64 << 20
 AnyMedium = Literal["GPU", "CPU", "DISK", "EXTERNAL"]
 Write = Literal["through", "second_hit", "on_release", "on_evict", "explicit"]
 
@@ -85,6 +86,16 @@ def check_fingerprint(fingerprint: Any, stores: Sized, host: HostTier) -> None:
             f"the fingerprint describes entries of {list(fingerprint.payload_bytes)} bytes, the host has entries "
             f"of {list(host.payload_bytes)} bytes; use Fingerprint.of of this cache"
         )
+
+
+def stream_slots(host: HostTier, given: Any) -> int:
+    """Return the blocks through which long prefixes pass; refuse more than the host has."""
+    if not host.can_stream:
+        return 0
+    most = min(host.num_blocks) - 1  # block 0 is unused
+    if given is not None:
+        return require_int("stream_blocks", given, min=0, max=most)
+    return max(1, min(STREAM_BYTES // max(sum(host.payload_bytes), 1), most // 4))
 
 
 def checked_seconds(name: str, value: Any) -> float:

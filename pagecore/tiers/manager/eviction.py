@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Hashable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from typing import Any, SupportsIndex, get_args
 
 from numpy.typing import ArrayLike
@@ -19,6 +20,9 @@ from pagecore.tiers.manager.arguments import AnyMedium, checked_media, checked_s
 from pagecore.tiers.manager.observer import CacheObserver
 from pagecore.tiers.manager.tickets import StorePort
 from pagecore.tiers.store import Keys
+
+# Waits without the lock, of some seconds each, before a call that needs a cache at rest keeps the other threads out.
+MAX_ROUNDS, ROUND_SECONDS = 4, 1.0
 
 
 class EvictionCalls(CacheObserver):
@@ -168,12 +172,17 @@ class EvictionCalls(CacheObserver):
 
     @contextmanager
     def _at_rest(self) -> Iterator[None]:
-        """Hold the lock while no copy, load or write runs; what runs is waited for without it."""
-        while True:
-            self.drain()
+        """Hold the lock while no copy, load or write runs; what runs is waited for without it.
+
+        Other threads may begin more meanwhile: after `MAX_ROUNDS` of these waits they wait until everything has ended.
+        """
+        for attempt in count(1):
+            self.drain(ROUND_SECONDS)
             with Held(self._parts.state.lock):
                 self._publish_spilled()  # what other threads have begun meanwhile
                 self._write()
+                if attempt >= MAX_ROUNDS:
+                    self.drain()
                 if not self.host.stats().num_pending and self._stores.is_at_rest:
                     yield
                     return

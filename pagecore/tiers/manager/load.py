@@ -11,23 +11,23 @@ Q5: A request that lacks a block which an older one searches or loads waits unti
     store. It then searches, unless yet another one does; a block that the stores did not have is searched by all who
     waited and ask no other store, at once.
 Q6: What arrives after the deadline is published when it arrives; the request is retired when nothing is open.
+Q7: A prefix for which the host has no room goes in windows to the device, which then has it; see `windows`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.tiers.manager.chunks import Chunk
-from pagecore.tiers.manager.policy import Wanted, chunks_of
-from pagecore.tiers.manager.port import Flags, Reader
+from pagecore.tiers.manager.policy import Wanted
+from pagecore.tiers.manager.port import Reader
 from pagecore.tiers.manager.requests import Request
-from pagecore.tiers.manager.search import Search, note_found
+from pagecore.tiers.manager.search import Search, Sources
 from pagecore.tiers.manager.surroundings import Surroundings
-from pagecore.tiers.manager.tickets import StorePort
+from pagecore.tiers.manager.transfers import HostTransfer, Transfer
+from pagecore.tiers.manager.windows import DeviceTransfer, fitting, plan_windows
 
 
 class Load:
@@ -46,8 +46,7 @@ class Load:
         self.is_expired = False
         self._pin: Reader | None = self._pinned()
         self._search = Search(around, request)
-        self._chunks: list[Chunk] = []
-        self._is_broken = False
+        self._transfer: Transfer | None = None
         self._waits_for: Load | None = None
         request.load = self
         self._look()
@@ -82,7 +81,7 @@ class Load:
     @property
     def has_ended(self) -> bool:
         """True if nothing is searched or loaded any more; look-ups may still be open."""
-        return self.request.has_ended and not self._chunks
+        return self.request.has_ended and not self._is_loading
 
     def wait_for(self, other: Load) -> None:
         """Search after another request has ended, instead of now."""
@@ -102,10 +101,7 @@ class Load:
         """End the wait: search, or wait for another request that searches or loads what is missing."""
         other, self._waits_for = self._waits_for, None
         assert other is not None
-        if self._pin is not None:
-            longer = self._pinned()
-            self._pin.release()
-            self._pin = longer
+        self._pin_again()
         self._look()
         if self.is_expired or self._pin is None:
             return
@@ -134,14 +130,14 @@ class Load:
     @property
     def is_over(self) -> bool:
         """True if no store holds memory or entries for the request."""
-        return self._search.num_unanswered == 0 and not self._chunks
+        return self._search.num_unanswered == 0 and not self._is_loading
 
     def offer(self) -> int | None:
         """Return the tokens with which the stage can end, up to `cap`; None if it has to continue."""
         self.publish()
         if self.request.state == "searching":
             return None if self._waits_for is not None else self._offer_of_search()
-        if self.request.state == "loading" and (self.is_expired or not self._chunks):
+        if self.request.state == "loading" and (self.is_expired or not self._is_loading):
             return self._reach()
         return None
 
@@ -159,13 +155,17 @@ class Load:
         if request.state == "searching":
             request.num_found_tokens = num_tokens
             if not self._search.has_ended:
+                if request.error is None and not self.is_expired:
+                    self.around.note_found(request, num_tokens)
                 self._choose(num_tokens)
-            if self._chunks or self.around.agrees:  # ranks end both stages together
+            if self._is_loading or self.around.agrees:  # ranks end both stages together
                 request.state = "loading"
                 return False
             num_tokens = self._reach()
         request.num_tokens = num_tokens
         request.state = "late" if self.is_expired else "ready"
+        if self._transfer is not None:
+            self._transfer.stop()
         self._count_loaded()
         return True
 
@@ -178,8 +178,8 @@ class Load:
         with self.around.held():
             self.expire()
             self._search.cancel()
-            for chunk in self._chunks:
-                chunk.cancel()
+            if self._transfer is not None:
+                self._transfer.cancel()
 
     def sources(self, lane: int) -> NDArray[np.int64]:
         """Return the index of the store from which each entry of a lane was loaded; below 0 for none."""
@@ -193,12 +193,12 @@ class Load:
     @property
     def num_batches(self) -> int:
         """Number of look-ups and loads that the stores have not ended."""
-        return self._search.num_unanswered + sum(chunk.num_open for chunk in self._chunks)
+        return self._search.num_unanswered + (self._transfer.num_batches if self._transfer is not None else 0)
 
     @property
     def num_leases(self) -> int:
         """Number of chunks whose memory belongs to stores."""
-        return len(self._chunks)
+        return 0 if self._transfer is None else len(self._transfer.chunks)
 
     def release(self) -> None:
         """End the pin on the prefix in the host."""
@@ -216,92 +216,43 @@ class Load:
         is_wanted = self.request.loads and not self.is_expired
         if is_wanted and gained > 0 and (gained >= self.around.min_tokens or self.around.agrees):
             wanted = self._search.longest(sources, num_tokens)
+            fits = fitting(self.around, wanted, sources) if self.around.can_stream else wanted.num_tokens
+            if fits < wanted.num_tokens:
+                wanted = self._search.longest(sources, 0 if self._stream(wanted, sources, fits) else fits)
             while wanted.num_tokens > self._usable(self.cap):
-                end = self._reserve(wanted, sources)
+                host = HostTransfer(self.around, self.request, self._search, self._pin_again)
+                end = host.reserve(wanted, sources)
                 if end >= wanted.num_tokens:
-                    self._submit_all(sources)
+                    self._transfer = host
+                    host.begin(sources)
                     break
                 wanted = self._search.longest(sources, end)
         self._search.end()
 
-    def _reserve(self, wanted: Wanted, sources: Sequence[NDArray[np.int64]]) -> int:
-        """Take host memory for all chunks of a prefix, or for none; return the tokens for which there was memory."""
-        size = self.around.planner.block_size
-        missing = [lane[source[lane] >= 0] for lane, source in zip(wanted.positions, sources, strict=True)]
-        for begin, end in chunks_of(missing, self.around.host.payload_bytes, self.around.chunk_bytes):
-            positions = [lane[(lane >= begin) & (lane < end)] for lane in missing]
-            lease = self.around.host.reserve(positions)
-            if lease is None:
-                for chunk in self._chunks:
-                    chunk.give_back()
-                self._chunks.clear()
-                return begin * size
-            self._chunks.append(Chunk(end * size, lease, positions))
-        return wanted.num_tokens
-
-    def _submit_all(self, sources: Sequence[NDArray[np.int64]]) -> None:
-        for chunk in self._chunks:
-            self._search.choose(chunk.positions, sources)
-            for port in self.around.ports:
-                self._submit(chunk, port)
-
-    def _submit(self, chunk: Chunk, port: StorePort) -> None:
-        """Load the entries of a chunk that come from one store, as one batch."""
-        assert chunk.lease is not None
-        keys, pieces, picked = [], [], []
-        for lane, positions in enumerate(chunk.positions):
-            mine = np.flatnonzero(self._search.chosen[lane][positions] == port.index)
-            if len(mine):
-                keys.append(self.around.keys(self.request, lane, positions[mine]))
-                pieces.append(chunk.lease.pieces(lane)[mine])
-                picked.append((lane, mine))
-        if not keys:
-            return
-
-        def ended(ok: Flags, error: str | None) -> None:
-            chunk.num_open -= 1
-            self.request.note(error)
-            begin = 0
-            there = [(np.empty(0, np.int64), np.empty(0, np.bool_)) for _ in chunk.positions]
-            for lane, mine in picked:
-                chunk.ok[lane][mine] = ok[begin : begin + len(mine)]
-                there[lane] = chunk.positions[lane][mine], chunk.ok[lane][mine]
-                begin += len(mine)
-            note_found(port, self.request, there, error, partial(self.around.keys, self.request))
-
-        chunk.num_open += 1
-        wanted = np.concatenate(keys)
-        ticket = port.load(wanted, np.ascontiguousarray(np.concatenate(pieces)), ended)
-        if ticket is None:  # the holds end with a load, which there is not
-            port.unlock(wanted)
-        chunk.tickets.append((port, ticket))
+    def _stream(self, wanted: Wanted, sources: Sources, fits: int) -> bool:
+        """Begin to load a prefix to the device, if that has room for more than the host; return False if not."""
+        windows = plan_windows(self.around, self.request, self._search, wanted, sources, fits)
+        if windows is None or not windows.begin(sources):
+            return False
+        self._transfer = windows
+        return True
 
     def publish(self) -> None:
-        """Publish the chunks that have ended, in order; give back those after a failure."""
-        if self._is_broken:
-            for chunk in [chunk for chunk in self._chunks if not chunk.num_open]:
-                chunk.give_back()
-                self._chunks.remove(chunk)
-            return
-        while self._chunks and not self._chunks[0].num_open:
-            chunk = self._chunks.pop(0)
-            is_whole = chunk.is_whole
-            self._adopt(chunk)
-            if not is_whole:
-                self._is_broken = True
-                for later in self._chunks:
-                    later.cancel()
-                self.publish()
-                return
+        """Publish what has arrived, in order."""
+        if self._transfer is not None:
+            self._transfer.publish()
 
-    def _adopt(self, chunk: Chunk) -> None:
-        request, lease = self.request, chunk.lease
-        assert lease is not None
-        chunk.lease = None
-        self.around.host.adopt(
-            lease, request.tokens[: chunk.end], namespace=request.namespace, spans=request.spans, ok=chunk.ok
-        )
-        if self._pin is not None:  # not released by the caller
+    @property
+    def _is_loading(self) -> bool:
+        return self._transfer is not None and self._transfer.is_open
+
+    @property
+    def _is_broken(self) -> bool:
+        return self._transfer is not None and self._transfer.is_broken
+
+    def _pin_again(self) -> None:
+        """Pin what the host has now, unless the caller has released the prefix."""
+        if self._pin is not None:
             longer = self._pinned()
             self._pin.release()
             self._pin = longer
@@ -326,10 +277,12 @@ class Load:
     def _count_loaded(self) -> None:
         """Count the tokens of the request that came from each medium."""
         request, size = self.request, self.around.planner.block_size
-        first, last = request.num_host_tokens // size, min(request.num_tokens, self._usable(self.cap)) // size
+        is_streamed = isinstance(self._transfer, DeviceTransfer)
+        there = self.around.device_tokens(request, self.cap) if is_streamed else self._usable(self.cap)
+        first, last = request.num_host_tokens // size, min(request.num_tokens, there) // size
         sources = self._search.farthest(first, last)
         for port in self.around.ports:
             if count := int((sources == port.index).sum()):
                 request.loaded_tokens[port.medium] = request.loaded_tokens.get(port.medium, 0) + count * size
         if (sources >= 0).any():
-            self.around.note_loaded(request, first * size, sources)
+            self.around.note_loaded(request, first * size, sources, is_streamed=is_streamed)

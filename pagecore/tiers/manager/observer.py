@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagecore.cache.parts import CacheParts
-from pagecore.cache.prefix.retention import RetentionOptions
+from pagecore.cache.prefix.retention import RetentionOptions, Spans
 from pagecore.cache.sequences._sequences import Sequence
 from pagecore.cache.state._state import Held
 from pagecore.cache.step._step import lacked, lacked_slots, shortage
@@ -18,12 +20,14 @@ from pagecore.tiers.host.operations._operations import count_once, is_new, newly
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.manager.arguments import Write
 from pagecore.tiers.manager.inherited import InheritedPrefixes
-from pagecore.tiers.manager.origins import DEVICE, HOST, Origins, PrefixMedia
+from pagecore.tiers.manager.origins import DEVICE, HOST, Origins, PrefixIdentity, PrefixMedia
 from pagecore.tiers.manager.second_hit import SecondHits
 from pagecore.tiers.manager.stores import StoreSide
+from pagecore.tiers.manager.stream_parts import Prefix
 
 # Blocks of prompts that "second_hit" remembers for each state of a host without blocks.
 BLOCKS_PER_STATE = 256
+ALL = 2**31 - 1  # tokens
 
 
 class CacheObserver:
@@ -77,6 +81,8 @@ class CacheObserver:
             for sequence in sequences:
                 self._back_up(sequence)
             self._write()
+            for sequence in sequences:
+                self._stream(sequence)
 
     def _note_first(self, sequence: Sequence) -> None:
         """Note a use of the prompt of a sequence that has computed its first tokens; count it if it is new."""
@@ -100,8 +106,10 @@ class CacheObserver:
             if self.write not in ("explicit", "on_evict"):
                 self._back_up(sequence, is_last=True)
                 self._write()
+                self._stream(sequence)
             self._touch(sequence, sequence.num_computed_tokens)
         self._hits.forget(sequence)
+        self._stores.streams.forget_owner(sequence)
 
     def hit_tokens(self, sequence: Sequence) -> dict[str, int]:
         """Return the reused tokens of a sequence by the medium that had them."""
@@ -158,9 +166,30 @@ class CacheObserver:
         return ended
 
     def _back_up(self, sequence: Sequence, is_last: bool = False) -> None:
-        most = self._hits.limit(sequence) if self.write == "second_hit" else None
         with suppress(PagecoreError):  # counted by the host tier
-            self.host.backup(sequence, max_tokens=most, is_last=is_last)
+            self._copy(sequence, self._most_of(sequence), is_last)
+
+    def _most_of(self, sequence: Sequence) -> int:
+        """Return the tokens of a sequence that are backed up."""
+        return self._hits.limit(sequence) if self.write == "second_hit" else ALL
+
+    def _copy(self, sequence: Sequence, most: int, is_last: bool = False) -> int:
+        """Back up the first `most` tokens of a sequence, without those that are streamed; return the new blocks."""
+        limit = self._stores.streams.limit_of(sequence)
+        return self.host.backup(sequence, max_tokens=most if limit is None else min(most, limit), is_last=is_last)
+
+    def _stream(self, sequence: Sequence, most: int | None = None) -> None:
+        """Write the blocks for which the host has no room to the stores, after those for which it had."""
+        streams = self._stores.streams
+        if not streams.is_on:
+            return
+        with suppress(PagecoreError):
+            wanted = self._most_of(sequence) if most is None else most
+            there, end = self.host.unsaved(sequence, wanted, streams.done_of(sequence))
+            if end:
+                options = options_of(sequence)
+                prefix = Prefix(np.array(sequence.tokens[:end], np.int32), options.namespace, options.spans)
+                self._stores.stream(sequence, prefix, there)
 
     def _touch(self, sequence: Sequence, length: int) -> None:
         """Report the first tokens of a sequence as used: the stores have not seen what device and host served."""
@@ -178,7 +207,22 @@ class CacheObserver:
         before = Backup(tokens, options.namespace, options.spans, 0, stop)
         self._stores.write([before, *ended])
 
-    def _note_promoted(self, ids: NDArray[np.int32], options: RetentionOptions, start: int) -> None:
+    def bring(self, ids: NDArray[np.int32], namespace: Hashable, spans: Spans | None, most: int) -> None:
+        """Promote what the host has of a prefix, for a load that continues it; a failed copy brings nothing."""
+        prefix: dict[str, Any] = {"namespace": namespace, "spans": spans}
+        with suppress(PagecoreError):  # counted by the host tier
+            before = self.host.match_both(ids, max_tokens=most, **prefix)[0]
+            now = self.host.promote(ids, max_tokens=most, **prefix)
+            if now > before:
+                self._note_promoted(ids[:now], Prefix(ids[:now], namespace, spans), before)
+
+    def note_streamed(
+        self, ids: NDArray[np.int32], prefix: PrefixIdentity, start: int, media: NDArray[np.int64]
+    ) -> None:
+        """Note the media from which the blocks of a prefix came to the device, from token `start` on."""
+        self._promoted.note(ids, prefix, start, media)
+
+    def _note_promoted(self, ids: NDArray[np.int32], options: PrefixIdentity, start: int) -> None:
         """Note that the tokens of a prefix from `start` on were promoted, after requests may have loaded them."""
         start = start // self._parts.block_size * self._parts.block_size
         media = np.maximum(self._stores.loaded.media_of(ids, options), HOST)

@@ -57,6 +57,11 @@ class PrefixPlanner:
         self._interval = tree.state_interval
 
     @property
+    def full_lanes(self) -> tuple[int, ...]:
+        """The groups without a window."""
+        return self._order[: self._num_full]
+
+    @property
     def has_full_lanes(self) -> bool:
         """True if a lane needs the entries of all blocks of a prefix; windows and states need those of its end."""
         return self._num_full > 0

@@ -11,7 +11,19 @@ from numpy.typing import ArrayLike, NDArray
 from pagecore.index import RadixTree
 from pagecore.tiers.store import Pieces
 
-__all__ = ["DeviceSide", "Flags", "HostSide", "Lease", "Positions", "Prefix", "Reader", "Spans"]
+__all__ = [
+    "DeviceSide",
+    "Flags",
+    "HostSide",
+    "Lease",
+    "Positions",
+    "Prefix",
+    "Reader",
+    "Releasable",
+    "Spans",
+    "StagedBlocks",
+    "StreamHost",
+]
 
 # Indices of blocks in a prompt; for states the block at whose end the state is.
 Positions = NDArray[np.int64]
@@ -29,14 +41,33 @@ class Lease(Protocol):
         """Give the entries back, unpublished."""
 
 
-class Reader(Protocol):
+class Releasable(Protocol):
+    """Something whose bytes in the host stay until it is released."""
+
+    def release(self) -> None:
+        """End the pin or lease."""
+
+
+class Reader(Releasable, Protocol):
     """A pin on the entries that the host tier has of a prefix, whose bytes stay until it is released."""
 
     def entries(self, lane: int) -> tuple[Positions, Pieces]:
         """Return the positions of the entries that the prefix has in a lane, and their address and bytes."""
 
-    def release(self) -> None:
-        """End the pin."""
+
+class StagedBlocks(Releasable, Protocol):
+    """Blocks of the device that are copied to leased host blocks, which no tree has."""
+
+    @property
+    def positions(self) -> Sequence[Positions]:
+        """Positions of the blocks of each lane."""
+
+    @property
+    def is_running(self) -> bool:
+        """True until the bytes are there."""
+
+    def pieces(self, lane: int) -> Pieces:
+        """Return address and bytes of the blocks of a lane, in the order of `positions`."""
 
 
 class Prefix(Protocol):
@@ -75,6 +106,12 @@ class DeviceSide(Protocol):
         max_tokens: int | None = None,
     ) -> int:
         """Return the number of tokens whose prefix is cached."""
+
+    def bring(self, tokens: NDArray[np.int32], *, namespace: Hashable, spans: Spans | None, max_tokens: int) -> None:
+        """Promote what the host has of a prefix, up to what fits."""
+
+    def note_streamed(self, tokens: NDArray[np.int32], prefix: Any, start: int, media: NDArray[np.int64]) -> None:
+        """Note the media from which the blocks of a prefix came to the device, from token `start` on."""
 
 
 class HostSide(Protocol):
@@ -124,3 +161,43 @@ class HostSide(Protocol):
 
     def check_invariants(self) -> None:
         """Recount trees, pools, leases and pins."""
+
+
+class StreamHost(HostSide, Protocol):
+    """The part of a host tier through which prefixes pass that are longer than it."""
+
+    @property
+    def can_stream(self) -> bool:
+        """False if prefixes cannot pass through."""
+
+    @property
+    def is_copying(self) -> bool:
+        """True while copies between device and host run."""
+
+    def stage(
+        self,
+        tokens: NDArray[np.int32],
+        begin: int,
+        end: int,
+        *,
+        namespace: Hashable = None,
+        spans: Spans | None = None,
+    ) -> StagedBlocks | None:
+        """Copy blocks [begin, end) of a prefix from the device to leased blocks; None if too much is pinned."""
+
+    def deliver(
+        self,
+        lease: Any,  # one that `reserve` returned
+        tokens: NDArray[np.int32],
+        *,
+        namespace: Hashable = None,
+        spans: Spans | None = None,
+        ok: Sequence[Flags],
+    ) -> int:
+        """Publish loaded entries on the device, and end the lease; return the tokens of the device's path."""
+
+    def room(self) -> list[int]:
+        """Return the free and evictable entries of each lane."""
+
+    def device_room(self) -> list[int]:
+        """Return the free and evictable blocks of each group of the device."""

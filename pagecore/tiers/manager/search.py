@@ -15,7 +15,7 @@ from pagecore.tiers.manager.surroundings import Surroundings
 from pagecore.tiers.manager.tickets import StorePort
 from pagecore.tiers.store import Keys
 
-__all__ = ["Search", "note_found"]
+__all__ = ["Search", "Sources", "note_found"]
 
 # Sources of an entry: an index of a store, or one of these.
 ABSENT, IN_HOST = -2, -1
@@ -113,6 +113,11 @@ class Search:
         """Note that entries are loaded from their sources."""
         for lane, mine in enumerate(positions):
             self.chosen[lane][mine] = sources[lane][mine]
+
+    def reject(self, positions: Sequence[Positions]) -> None:
+        """Note that entries are not loaded."""
+        for lane, mine in enumerate(positions):
+            self.chosen[lane][mine] = ABSENT
 
     def farthest(self, first: int, last: int) -> NDArray[np.int64]:
         """Return the index of the farthest store of the entries of each block from `first` to `last`; below 0: none."""

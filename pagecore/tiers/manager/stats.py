@@ -7,7 +7,38 @@ from dataclasses import dataclass, field
 from pagecore.tiers.host.methods.records import HostStats
 from pagecore.tiers.store import StoreStats
 
-__all__ = ["RequestStats", "TierStats"]
+__all__ = ["RequestStats", "StreamStats", "TierStats"]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStats:
+    """Counters of prefixes that pass through the host because it has no room for them.
+
+    Attributes
+    ----------
+    num_streams : int
+        Prefixes, or parts of them, whose blocks were streamed to the stores.
+    num_stored_blocks : int
+        Blocks of the prefix that one store at least has taken, each with the entries of all groups.
+    bytes_stored : int
+        Bytes of their entries.
+    num_loaded_blocks, bytes_loaded : int
+        Blocks and bytes that stores loaded and that were published on the device.
+    num_dropped_blocks : int
+        Blocks that were not stored: the device had lost them, a copy failed, no store took them, or the host had no
+        block to lease.
+    num_leased_blocks, num_open : int
+        Leased blocks, and streams to the stores that have not ended.
+    """
+
+    num_streams: int = 0
+    num_stored_blocks: int = 0
+    bytes_stored: int = 0
+    num_loaded_blocks: int = 0
+    bytes_loaded: int = 0
+    num_dropped_blocks: int = 0
+    num_leased_blocks: int = 0
+    num_open: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +77,10 @@ class TierStats:
         Each sequence counts once, in its first step or when it is copied before it.
     host : HostStats
     requests : RequestStats
+    streams : StreamStats
     """
 
     hit_tokens: dict[str, int]
     host: HostStats
     requests: RequestStats
+    streams: StreamStats = field(default_factory=StreamStats)

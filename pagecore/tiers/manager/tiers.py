@@ -6,7 +6,8 @@ from collections.abc import Collection, Hashable, Iterable
 from collections.abc import Sequence as Listed
 from typing import Any, Self, SupportsIndex
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.prefix.retention import Spans
@@ -25,9 +26,11 @@ from pagecore.tiers.manager.arguments import (
     checked_seconds,
     checked_stores,
     checked_timeout,
+    stream_slots,
 )
 from pagecore.tiers.manager.eviction import EvictionCalls
 from pagecore.tiers.manager.ledger import Ledger
+from pagecore.tiers.manager.observer import ALL, CacheObserver
 from pagecore.tiers.manager.requests import Request
 from pagecore.tiers.manager.running import Agree
 from pagecore.tiers.manager.stats import TierStats
@@ -71,6 +74,10 @@ class Tiers(EvictionCalls):
         For ranks that serve parts of one model: takes an int64 array and returns the elementwise minimum of the arrays
         of all ranks, such as an all-reduce. Requests then end on all ranks with the shortest prefix, for which all
         ranks have to make the same requests and polls in the same order.
+    stream_blocks : int, optional
+        Host blocks of each group, in each direction, through which prefixes pass for which the host has no room: to the
+        stores, and with `request` to the device. 0 turns it off. By default those of 64 MiB, a quarter of the host at
+        most.
 
     Raises
     ------
@@ -112,12 +119,14 @@ class Tiers(EvictionCalls):
         min_tokens: int = 64,
         pin_seconds: float = PIN_SECONDS,
         agree: Agree | None = None,
+        stream_blocks: SupportsIndex | None = None,
     ) -> None:
         parts = checked_parts(cache, host, write)
         given = checked_stores(stores, parts, fingerprint)
         check_fingerprint(fingerprint, given, host)
         check_agree(agree)
         seconds = checked_seconds("pin_seconds", pin_seconds)
+        num_slots = stream_slots(host, stream_blocks)
         super().__init__(parts, host, write, require_int("min_tokens", min_tokens, min=0, max=None), len(given))
         self.cache = cache
         self._is_closed = False
@@ -127,7 +136,7 @@ class Tiers(EvictionCalls):
             host.is_exclusive = write == "on_evict"
             try:
                 self._stores = StoreSide(
-                    _DeviceOf(host),
+                    _DeviceOf(host, self),
                     host,
                     [store if parts.device == "none" or isinstance(store, Guard) else Guard(store) for store in given],
                     fingerprint=fingerprint,
@@ -138,6 +147,8 @@ class Tiers(EvictionCalls):
                     pin_seconds=seconds,
                     agree=agree,
                     copies_nearer=write != "explicit",
+                    num_slots=num_slots,
+                    flush=self._write,
                 )
             except BaseException:
                 host.is_exclusive = False
@@ -270,12 +281,13 @@ class Tiers(EvictionCalls):
         int
             Blocks that were new in the host; see `HostTier.backup`.
         """
-        copied, most = 0, 2**31 if max_tokens is None else require_int("max_tokens", max_tokens, min=0, max=None)
+        copied, most = 0, ALL if max_tokens is None else require_int("max_tokens", max_tokens, min=0, max=None)
         with Held(self._parts.state.lock):
             self._write()
             for sequence in as_list(sequences):
-                copied += self.host.backup(sequence, max_tokens=most)
+                copied += self._copy(sequence, most)
                 self._write_whole(sequence, most)
+                self._stream(sequence, most)
         return copied
 
     def poll(self) -> list[Request]:
@@ -302,8 +314,8 @@ class Tiers(EvictionCalls):
     def stats(self) -> TierStats:
         """Return the statistics: hits by medium, the host tier, requests and stores."""
         with Held(self._parts.state.lock):
-            requests = self._stores.stats()
-            return TierStats(self._hits_by_medium(), self.host.stats(), requests)
+            requests, streams = self._stores.stats(), self._stores.stream_stats()
+            return TierStats(self._hits_by_medium(), self.host.stats(), requests, streams)
 
     def check_invariants(self) -> None:
         """Recount both trees, their pools and all transfers; raise `PagecoreError` if anything differs."""
@@ -351,8 +363,14 @@ class Tiers(EvictionCalls):
 class _DeviceOf:
     """The device of a cache with tiers, whose own `match_length` counts what the host has as well."""
 
-    def __init__(self, host: HostTier) -> None:
-        self._host = host
+    def __init__(self, host: HostTier, tiers: CacheObserver) -> None:
+        self._host, self._tiers = host, tiers
 
     def match_length(self, tokens: ArrayLike, **options: Any) -> int:
         return self._host.match_both(tokens, **options)[0]
+
+    def bring(self, tokens: NDArray[np.int32], *, namespace: Hashable, spans: Any, max_tokens: int) -> None:
+        self._tiers.bring(tokens, namespace, spans, max_tokens)
+
+    def note_streamed(self, tokens: NDArray[np.int32], prefix: Any, start: int, media: NDArray[np.int64]) -> None:
+        self._tiers.note_streamed(tokens, prefix, start, media)

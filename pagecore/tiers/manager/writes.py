@@ -10,16 +10,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.tiers.manager.policy import chunks_of
-from pagecore.tiers.manager.port import Flags, HostSide, Positions, Reader, Spans
+from pagecore.tiers.manager.port import Flags, HostSide, Positions, Releasable, Spans, StagedBlocks
 from pagecore.tiers.manager.tickets import StorePort
 from pagecore.tiers.manager.unsaved import Unsaved
 from pagecore.tiers.store import Keys, Pieces
 
-__all__ = ["Writer"]
+__all__ = ["Writer", "Written"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Written:
+class Written:
+    """A prefix whose entries are written.
+
+    Attributes
+    ----------
+    keys : callable
+        Returns the content keys of entries, for a lane and positions.
+    """
+
     tokens: NDArray[np.int32]
     namespace: Hashable
     spans: Spans | None
@@ -55,13 +63,18 @@ class Writer:
         self._unsaved = {port: Unsaved(clock) for port in self._ports}
         self._num_groups = num_groups
         self._chunk_bytes = chunk_bytes
-        self._open: dict[Reader, int] = {}
+        self._open: dict[Releasable, int] = {}
         # Calls at the ends of writes in several batches.
-        self._touches: dict[Reader, Callable[[], None]] = {}
+        self._touches: dict[Releasable, Callable[[], None]] = {}
+
+    @property
+    def has_ports(self) -> bool:
+        """True if a store takes entries."""
+        return bool(self._ports)
 
     @property
     def num_pins(self) -> int:
-        """Number of prefixes that are pinned while stores read them."""
+        """Number of prefixes and streamed parts that are pinned while stores read them."""
         return len(self._open)
 
     @property
@@ -102,7 +115,7 @@ class Writer:
         reader = self._host.hold(tokens, namespace=namespace, spans=spans, max_tokens=len(tokens) - 1)
         lanes = [reader.entries(lane) for lane in range(len(self._host.payload_bytes))]
         is_new = [(places >= start) | (lane >= self._num_groups) for lane, (places, _) in enumerate(lanes)]
-        return self._submit(reader, _Written(tokens, namespace, spans, keys), lanes, is_new, self._ports)
+        return self._submit(reader, Written(tokens, namespace, spans, keys), lanes, is_new, self._ports)
 
     def write_again(
         self,
@@ -119,7 +132,7 @@ class Writer:
             reader = self._host.hold(tokens, namespace=namespace, spans=spans, max_tokens=len(tokens) - 1)
             lanes = [reader.entries(lane) for lane in range(len(self._host.payload_bytes))]
             is_due = [unsaved.due(keys(lane, places)) & (places < stop) for lane, (places, _) in enumerate(lanes)]
-            self._submit(reader, _Written(tokens, namespace, spans, keys), lanes, is_due, [port])
+            self._submit(reader, Written(tokens, namespace, spans, keys), lanes, is_due, [port])
 
     def copy(
         self,
@@ -134,15 +147,41 @@ class Writer:
         reader = self._host.hold(tokens, namespace=namespace, spans=spans)
         lanes = [reader.entries(lane) for lane in range(len(wanted))]
         is_wanted = [np.isin(places, chosen) for (places, _), chosen in zip(lanes, wanted, strict=True)]
-        return self._submit(reader, _Written(tokens, namespace, spans, keys), lanes, is_wanted, [port])
+        return self._submit(reader, Written(tokens, namespace, spans, keys), lanes, is_wanted, [port])
+
+    def stream(
+        self,
+        reader: Releasable,
+        prefix: Written,
+        blocks: StagedBlocks,
+        before: Sequence[int],
+        answered: Callable[[Flags], None],
+    ) -> int:
+        """Write leased blocks to every store, and release `reader` when each store has read them; return their number.
+
+        Parameters
+        ----------
+        before : sequence of int
+            For each lane the position of the entry that the first one follows, below 0 for none.
+        answered : callable
+            ``answered(ok)`` is called with the answer of each store.
+        """
+        lanes, is_new = [], []
+        for lane, positions in enumerate(blocks.positions):
+            follows = np.arange(before[lane], before[lane] + (before[lane] >= 0))
+            none = np.zeros((len(follows), 2), np.uint64)
+            lanes.append((np.concatenate([follows, positions]), np.concatenate([none, blocks.pieces(lane)])))
+            is_new.append(np.arange(len(follows) + len(positions)) >= len(follows))
+        return self._submit(reader, prefix, lanes, is_new, self._ports, answered)
 
     def _submit(
         self,
-        reader: Reader,
-        prefix: _Written,
+        reader: Releasable,
+        prefix: Written,
         lanes: Sequence[tuple[Positions, Pieces]],
         is_chosen: Sequence[Flags],
         ports: Sequence[StorePort],
+        answered: Callable[[Flags], None] | None = None,
     ) -> int:
         self._open[reader] = 1  # this call
         positions = [places[mask] for (places, _), mask in zip(lanes, is_chosen, strict=True)]
@@ -159,28 +198,32 @@ class Writer:
             before = [_before(prefix, lane, lanes[lane][0], each) for lane, each in enumerate(chosen)]
             for port in ports:
                 self._open[reader] += 1
-                ended = partial(self._saved, reader, port, prefix, chosen, entries)
+                ended = partial(self._saved, reader, port, prefix, chosen, entries, answered)
                 port.save(entries, memory, ended, np.concatenate(before))
         self._ended(reader)
         return count
 
     def _saved(
         self,
-        reader: Reader,
+        reader: Releasable,
         port: StorePort,
-        prefix: _Written,
+        prefix: Written,
         positions: Sequence[Positions],
         entries: Keys,
+        answered: Callable[[Flags], None] | None,
         ok: Flags,
         _error: str | None,
     ) -> None:
-        self._unsaved[port].note(entries, ok)
+        if answered is None:  # what streams is not in the host
+            self._unsaved[port].note(entries, ok)
         there = np.split(ok, np.cumsum([len(lane) for lane in positions])[:-1])
         listed = list(zip(positions, there, strict=True))
         port.note(prefix.tokens, prefix.namespace, prefix.spans, listed, prefix.keys, forgets=False)
+        if answered is not None:
+            answered(ok)
         self._ended(reader)
 
-    def _ended(self, reader: Reader) -> None:
+    def _ended(self, reader: Releasable) -> None:
         self._open[reader] -= 1
         if not self._open[reader]:
             del self._open[reader]
@@ -189,13 +232,13 @@ class Writer:
                 touch()
 
 
-def _before(prefix: _Written, lane: int, places: Positions, chosen: Positions) -> Keys:
+def _before(prefix: Written, lane: int, places: Positions, chosen: Positions) -> Keys:
     """Return the key of the entry before the first chosen one of a lane, among those that the host has."""
     count = int(np.searchsorted(places, chosen[0])) if len(chosen) else 0
     return prefix.keys(lane, places[max(count - 1, 0) : count])
 
 
-def _touch_all(prefix: _Written, positions: Sequence[Positions], ports: Sequence[StorePort]) -> None:
+def _touch_all(prefix: Written, positions: Sequence[Positions], ports: Sequence[StorePort]) -> None:
     """Let the beginning of a prefix count as used last: its batches were written from the beginning to the end."""
     for port in ports:
         if port.can_touch:

@@ -16,10 +16,10 @@ from pagecore.storage import HostPool
 from pagecore.storage.checks import shown
 from pagecore.tiers.host.copies.arriving import LayerEvents
 from pagecore.tiers.host.copies.copies import BlockCopies
-from pagecore.tiers.host.operations._operations import Backup, EntryHold, SpilledPart, release
+from pagecore.tiers.host.operations._operations import Backup, EntryHold, SpilledPart, StreamedPart, release
 
 Pairs = list[NDArray[np.int32]]
-Saved = Backup | SpilledPart
+Saved = Backup | SpilledPart | StreamedPart
 # Between two looks at an event while `drain` waits, in seconds.
 PAUSE = 0.0005
 
@@ -46,7 +46,7 @@ class Transfers(Protocol):
     def promote(self, pairs: Pairs, hold: EntryHold) -> bool:
         """Copy to the device; return True if the hold is released later."""
 
-    def backup(self, backup: Backup) -> bool:
+    def backup(self, backup: Backup | StreamedPart) -> bool:
         """Copy to the host; return True if `poll` ends the backup."""
 
     def spill(self, backup: Saved) -> bool:
@@ -83,7 +83,7 @@ class HostTransfers:
         self.copies.run(pairs, to_device=True)
         return False
 
-    def backup(self, backup: Backup) -> bool:
+    def backup(self, backup: Backup | StreamedPart) -> bool:
         """Copy to the host; return False."""
         self.copies.run(backup.pairs, to_device=False)
         return False
@@ -180,7 +180,7 @@ class StreamTransfers:
                 arrivals.note(layer, event)
         return event
 
-    def backup(self, backup: Backup) -> bool:
+    def backup(self, backup: Backup | StreamedPart) -> bool:
         """Submit copies to the stream of backups."""
         stream = self._staging.stream
         self._staging.refuse_captured(stream)

@@ -130,7 +130,6 @@ cdef class Backup:
     # Lists what the host lacks of a sequence, and takes host blocks for it; returns False if there is nothing to do. A
     # host that orders by values takes those of a sequence although it lacks none of its blocks.
     cdef bint plan(self, Sequence sequence, int64_t most, bint is_last) except -1
-    cdef int64_t count_kept(self, PrefixHold hold) noexcept
     cdef bint has_copies(self) noexcept
     # Returns True if the host has the state at the end of `state_blocks` blocks.
     cdef bint has_state(self) except -1
@@ -235,3 +234,27 @@ cdef class SpilledTail:
 cdef SpilledTail new_tail(
     CacheState state, HostIndex host, object key, vector[int32_t]& tokens, vector[Mark]& marks
 )
+
+
+# stream.pxi
+
+cdef class StreamedPart:
+    cdef CacheState state
+    cdef EntryLease lease                       # None if the part has no blocks
+    cdef StoredBlocks sources                   # of the device, while the copy runs
+    cdef vector[vector[int32_t]] source_ids     # of each group
+    cdef readonly Receipt receipt               # of the device, while the copy runs
+    cdef bint is_dropped
+    cdef readonly bint is_running
+    cdef readonly list places
+    cdef readonly list pairs
+
+    # Lists the blocks of the device in [begin, end), and their number in each group.
+    cdef int plan(self, HostIndex host, Path path, int64_t begin, int64_t end, vector[int64_t]& counts) except -1
+    # Holds the blocks of the device, and lists the copies.
+    cdef int pin(self, HostIndex host, Path path) except -1
+    cdef void end_copy(self) noexcept
+
+
+# Blocks of a sequence before the first one with a smaller priority than the host keeps.
+cdef int64_t count_kept(HostIndex host, PrefixHold hold) noexcept

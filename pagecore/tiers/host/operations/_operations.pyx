@@ -1,4 +1,4 @@
-"""Operations on the host tree and the pools of a host tier: leases, backups, promotions, spills."""
+"""Operations on the host tree and the pools of a host tier: leases, backups, promotions, spills, streams."""
 
 include "index.pxi"
 include "path.pxi"
@@ -8,3 +8,4 @@ include "promotion.pxi"
 include "promote.pxi"
 include "tail.pxi"
 include "spill.pxi"
+include "stream.pxi"

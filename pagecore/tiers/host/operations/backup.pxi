@@ -82,7 +82,7 @@ cdef class Backup:
         cdef int32_t published = 0 if hold.published == INT32_MAX else hold.published
         cdef int32_t checkpoint = stored_checkpoint(self.state, sequence)
         cdef vector[int64_t] counts
-        published = <int32_t>min(published, most // self.host.block_size, self.count_kept(hold))
+        published = <int32_t>min(published, most // self.host.block_size, count_kept(self.host, hold))
         checkpoint = checkpoint if checkpoint <= published * self.host.block_size else 0
         if published == 0:
             return False
@@ -116,18 +116,6 @@ cdef class Backup:
 
     cdef bint has_copies(self) noexcept:
         return self.num_blocks > 0 or self.state_blocks > 0
-
-    cdef int64_t count_kept(self, PrefixHold hold) noexcept:
-        """Return the blocks of a sequence before the first one with a smaller priority than the host keeps."""
-        cdef int64_t kept = 0
-        cdef size_t i
-        if hold.ranges.empty():
-            return INT32_MAX if priority_or_default(hold.priority) >= self.host.min_priority else 0
-        for i in range(hold.ranges.size()):
-            if priority_or_default(hold.ranges[i].hint.priority) < self.host.min_priority:
-                break
-            kept = hold.ranges[i].end
-        return kept
 
     cdef bint has_state(self) except -1:
         cdef NativeMatch found
@@ -407,3 +395,16 @@ def count_once(Sequence sequence not None, origin, const int64_t[::1] counts, in
         totals[i] += counts[i]
     sequence.hold.origin = origin
     sequence.hold.is_new = False
+
+
+cdef int64_t count_kept(HostIndex host, PrefixHold hold) noexcept:
+    """Return the blocks of a sequence before the first one with a smaller priority than the host keeps."""
+    cdef int64_t kept = 0
+    cdef size_t i
+    if hold.ranges.empty():
+        return INT32_MAX if priority_or_default(hold.priority) >= host.min_priority else 0
+    for i in range(hold.ranges.size()):
+        if priority_or_default(hold.ranges[i].hint.priority) < host.min_priority:
+            break
+        kept = hold.ranges[i].end
+    return kept
