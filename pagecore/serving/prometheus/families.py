@@ -22,7 +22,7 @@ Kind = Literal["gauge", "counter", "histogram"]
 
 @dataclass(frozen=True)
 class Reading:
-    """Everything that one scrape reads; `host` and `requests` are those of `TierStats`, None without tiers."""
+    """Everything that one scrape reads; `host`, `requests` and `streams` are of `TierStats`, None without tiers."""
 
     figures: SchedulerFigures
     stats: CacheStats
@@ -30,6 +30,7 @@ class Reading:
     hit_tokens: Mapping[str, int] = field(default_factory=dict)
     host: Any = None
     requests: Any = None
+    streams: Any = None
 
 
 # A number, a histogram, or a number for each value of the family's own label; None: the metric does not apply.
@@ -95,6 +96,14 @@ def _of_stores(name: str) -> Callable[[Reading], Value]:
 def _ended_requests(reading: Reading) -> Value:
     requests = reading.requests
     return None if requests is None else {"ready": requests.num_ready, "late": requests.num_late}
+
+
+def _of_streams(stored: str, loaded: str) -> Callable[[Reading], Value]:
+    def read(reading: Reading) -> Value:
+        streams = reading.streams
+        return None if streams is None else {"store": getattr(streams, stored), "load": getattr(streams, loaded)}
+
+    return read
 
 
 def _drafts(name: str) -> Callable[[Reading], Value]:
@@ -323,6 +332,26 @@ PAGECORE = (
         "gauge",
         "Requests for prefixes that have not ended.",
         lambda r: None if r.requests is None else r.requests.num_open,
+    ),
+    Family(
+        "pagecore_tier_streamed_blocks",
+        "counter",
+        "Blocks that passed through the host because it had no room for them.",
+        _of_streams("num_stored_blocks", "num_loaded_blocks"),
+        "direction",
+    ),
+    Family(
+        "pagecore_tier_streamed_bytes",
+        "counter",
+        "Bytes of the blocks that passed through the host.",
+        _of_streams("bytes_stored", "bytes_loaded"),
+        "direction",
+    ),
+    Family(
+        "pagecore_tier_unstreamed_blocks",
+        "counter",
+        "Blocks that were to pass through the host to the stores and did not.",
+        lambda r: None if r.streams is None else r.streams.num_dropped_blocks,
     ),
     *_STORES,
 )

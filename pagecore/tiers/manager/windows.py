@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 
 import numpy as np
 
@@ -84,11 +83,12 @@ class DeviceTransfer(Transfer):
         assert lease is not None
         chunk.lease = None
         self.around.slots.used -= _length(chunk.positions)
-        reached = 0
-        with suppress(PagecoreError):  # counted by the host tier
+        try:
             reached = self.around.host.deliver(
                 lease, request.tokens[: chunk.end], namespace=request.namespace, spans=request.spans, ok=chunk.ok
             )
+        except PagecoreError:  # counted by the host tier
+            return False
         if reached < chunk.end or not chunk.is_whole:
             return False
         self.around.slots.num_blocks += _length(chunk.positions)

@@ -177,12 +177,24 @@ def test_labels_are_on_every_sample():
     assert all({("model_name", "m"), ("engine", "0")} <= set(key) for key in values)
 
 
+def pass_through(tiers):
+    """Store a prompt that the host has no room for, and load it."""
+    prompt = range(1000, 1061)
+    with tiers.add_sequence(prompt) as sequence:
+        tiers.cache.commit(tiers.cache.prepare([sequence], 61))
+    assert tiers.drain(30)
+    tiers.cache.clear_prefix_cache()
+    tiers.host.clear()
+    tiers.wait(tiers.request(prompt, deadline=30), 30).release()
+
+
 def test_counters_of_tiers_are_those_of_their_statistics(tmp_path):
     made = scheduler(num_blocks=24)
     cache = made.cache
     fingerprint = Fingerprint.of(cache, model="metrics")
     store = DiskStore(tmp_path, fingerprint=fingerprint, max_bytes=8 << 20)
     with CachedTiers(cache, HostTier(cache, num_blocks=12), [store], fingerprint=fingerprint, min_tokens=1) as tiers:
+        pass_through(tiers)
         for number in range(8):
             made.add(request(number, 24, 2, shared=12))
             drain(made)
@@ -197,8 +209,16 @@ def test_counters_of_tiers_are_those_of_their_statistics(tmp_path):
         assert values["pagecore_host_backed_up_blocks_total",] == host.num_backed_up_blocks > 0
         assert values["pagecore_host_promoted_tokens_total",] == host.num_promoted_tokens
         assert values["pagecore_host_failed_copies_total",] == values["pagecore_host_pending_copies",] == 0
-        assert values["pagecore_tier_requests_total", ("state", "ready")] == stats.requests.num_ready == 1
+        assert values["pagecore_tier_requests_total", ("state", "ready")] == stats.requests.num_ready == 2
         assert values["pagecore_tier_open_requests",] == 0
+        streams = stats.streams
+        for direction, blocks, nbytes in (
+            ("store", streams.num_stored_blocks, streams.bytes_stored),
+            ("load", streams.num_loaded_blocks, streams.bytes_loaded),
+        ):
+            assert values["pagecore_tier_streamed_blocks_total", ("direction", direction)] == blocks > 0
+            assert values["pagecore_tier_streamed_bytes_total", ("direction", direction)] == nbytes > 0
+        assert values["pagecore_tier_unstreamed_blocks_total",] == streams.num_dropped_blocks
         assert values["pagecore_store_stored_total", ("store", name)] == stored.num_stored > 0
         assert values["pagecore_store_stored_bytes_total", ("store", name)] == stored.bytes_stored > 0
         assert values["pagecore_store_lookups_total", ("store", name)] == stored.num_lookups > 0

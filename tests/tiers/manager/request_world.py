@@ -48,8 +48,19 @@ def world():
     """Make a StoreSide, and check at the end that nothing is held and everything is as it must be."""
     made = []
 
-    def make(stores=1, *, device=NO_DEVICE, min_tokens=1, chunk_bytes=1 << 20, agree=None, mediums=MEDIUMS, **options):
-        host = PlainHost(**options)
+    def make(
+        stores=1,
+        *,
+        device=NO_DEVICE,
+        host_type=None,
+        min_tokens=1,
+        chunk_bytes=1 << 20,
+        agree=None,
+        mediums=MEDIUMS,
+        num_slots=0,
+        **options,
+    ):
+        host = PlainHost(**options) if host_type is None else host_type(device, **options)
         stores = [ScriptedStore(f"s{number}", mediums[number]) for number in range(stores)]
         clock = Clock()
         side = StoreSide(
@@ -61,6 +72,8 @@ def world():
             min_tokens=min_tokens,
             chunk_bytes=chunk_bytes,
             agree=agree,
+            num_slots=num_slots,
+            num_origins=64,
             clock=clock,
         )
         made.append((side, host, stores))

@@ -57,7 +57,7 @@ class StreamMethods(EntryMethods):
     @property
     def can_stream(self) -> bool:
         """True if prefixes can pass through: in a cache without states, with a group of layers without a window."""
-        return self.num_lanes == self.num_groups > len(self.tree.windows) and self._parts.cross is None
+        return self.num_lanes == self.num_groups > len(self._index.tree.windows) and self._parts.cross is None
 
     @property
     def is_copying(self) -> bool:
@@ -142,7 +142,7 @@ class StreamMethods(EntryMethods):
             except Exception:
                 self._counts["failed"] += 1
                 raise
-            return count * self.block_size
+            return count * self._index.block_size
         finally:
             lease.release()
 
