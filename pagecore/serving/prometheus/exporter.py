@@ -43,8 +43,8 @@ class Exporter:
     labels : mapping of str to str, optional
         Labels of every metric, such as ``{"model_name": "llama", "engine": "0"}``, by which vLLM's dashboards select.
     tiers : optional
-        Tiers of the cache: an object whose ``stats()`` has `hit_tokens`, the reused tokens by medium. The fields `host`,
-        `requests` and `streams` of `TierStats` are exported if it has them.
+        Tiers of the cache: an object whose ``stats()`` has `hit_tokens`, the reused tokens by medium. The fields
+        `host`, `requests` and `streams` of `TierStats` are exported if it has them.
     block_share : float
         Share of the blocks whose lives in the prefix cache are timed, 0 to 1; 0 times none.
 

@@ -232,12 +232,12 @@ class HostTier(PromoteMethods, BackupMethods, EvictMethods, StreamMethods, CopyM
 
     @property
     def promoted_bytes(self) -> int:
-        """Bytes that promotions copied to the device so far; in a tier without bytes, those of the modelled entries."""
+        """Bytes copied to the device so far, also in streams; without bytes in the tier, those of modelled entries."""
         return self._counts["promoted_bytes"]
 
     @property
     def backed_up_bytes(self) -> int:
-        """Bytes that backups copied to the host so far; see `promoted_bytes`."""
+        """Bytes copied to the host so far; see `promoted_bytes`."""
         return self._counts["backed_up_bytes"]
 
     @property

@@ -24,10 +24,10 @@ from pagecore.tiers.manager.origins import DEVICE, HOST, Origins, PrefixIdentity
 from pagecore.tiers.manager.second_hit import SecondHits
 from pagecore.tiers.manager.stores import StoreSide
 from pagecore.tiers.manager.stream_parts import Prefix
+from pagecore.tiers.manager.streams import ALL
 
 # Blocks of prompts that "second_hit" remembers for each state of a host without blocks.
 BLOCKS_PER_STATE = 256
-ALL = 2**31 - 1  # tokens
 
 
 class CacheObserver:
@@ -78,11 +78,14 @@ class CacheObserver:
         for sequence in newly_run(sequences):
             self._note_first(sequence)
         if self.write in ("through", "second_hit"):
+            streams, num_cut = self._stores.streams, self.host.num_cut
+            is_streamed = streams.has_owners
             for sequence in sequences:
-                self._back_up(sequence)
+                self._back_up(sequence, streams.limit_of(sequence) if is_streamed else None)
             self._write()
-            for sequence in sequences:
-                self._stream(sequence)
+            if is_streamed or self.host.num_cut > num_cut:
+                for sequence in sequences:
+                    self._stream(sequence)
 
     def _note_first(self, sequence: Sequence) -> None:
         """Note a use of the prompt of a sequence that has computed its first tokens; count it if it is new."""
@@ -104,7 +107,7 @@ class CacheObserver:
             self._note_first(each)
         if sequence.row >= 0:
             if self.write not in ("explicit", "on_evict"):
-                self._back_up(sequence, is_last=True)
+                self._back_up(sequence, self._stores.streams.limit_of(sequence), is_last=True)
                 self._write()
                 self._stream(sequence)
             self._touch(sequence, sequence.num_computed_tokens)
@@ -165,18 +168,12 @@ class CacheObserver:
                 self._stores.loaded.forget(backup.tokens[: backup.stop], backup, backup.start)
         return ended
 
-    def _back_up(self, sequence: Sequence, is_last: bool = False) -> None:
+    def _back_up(self, sequence: Sequence, limit: int | None = None, is_last: bool = False) -> None:
+        most = self._hits.limit(sequence) if self.write == "second_hit" else None
+        if limit is not None:
+            most = limit if most is None else min(most, limit)
         with suppress(PagecoreError):  # counted by the host tier
-            self._copy(sequence, self._most_of(sequence), is_last)
-
-    def _most_of(self, sequence: Sequence) -> int:
-        """Return the tokens of a sequence that are backed up."""
-        return self._hits.limit(sequence) if self.write == "second_hit" else ALL
-
-    def _copy(self, sequence: Sequence, most: int, is_last: bool = False) -> int:
-        """Back up the first `most` tokens of a sequence, without those that are streamed; return the new blocks."""
-        limit = self._stores.streams.limit_of(sequence)
-        return self.host.backup(sequence, max_tokens=most if limit is None else min(most, limit), is_last=is_last)
+            self.host.backup(sequence, max_tokens=most, is_last=is_last)
 
     def _stream(self, sequence: Sequence, most: int | None = None) -> None:
         """Write the blocks for which the host has no room to the stores, after those for which it had."""
@@ -184,7 +181,9 @@ class CacheObserver:
         if not streams.is_on:
             return
         with suppress(PagecoreError):
-            wanted = self._most_of(sequence) if most is None else most
+            wanted = ALL if most is None else most
+            if most is None and self.write == "second_hit":
+                wanted = self._hits.limit(sequence)
             there, end = self.host.unsaved(sequence, wanted, streams.done_of(sequence))
             if end:
                 options = options_of(sequence)

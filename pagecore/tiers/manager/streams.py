@@ -30,6 +30,7 @@ __all__ = ["Streams"]
 NUM_WINDOWS = 4
 # Streams that wait for leased blocks; more are dropped.
 MAX_STREAMS = 256
+ALL = 2**31 - 1  # tokens
 
 
 class Streams:
@@ -124,10 +125,15 @@ class Streams:
 
     # -- owners --------------------------------------------------------------------------------------------------
 
-    def limit_of(self, owner: Hashable) -> int | None:
-        """Return the tokens that the host's tree is to have of an owner whose prefix is streamed; None for all."""
+    @property
+    def has_owners(self) -> bool:
+        """True if the prefix of a live owner is or was streamed."""
+        return bool(self._owners)
+
+    def limit_of(self, owner: Hashable) -> int:
+        """Return the tokens that the host's tree is to have of an owner at most, less if its prefix is streamed."""
         state = self._owners.get(owner)
-        return None if state is None else state.limit
+        return ALL if state is None else state.limit
 
     def done_of(self, owner: Hashable) -> int:
         """Return the tokens of an owner that were given to a stream."""

@@ -30,11 +30,12 @@ from pagecore.tiers.manager.arguments import (
 )
 from pagecore.tiers.manager.eviction import EvictionCalls
 from pagecore.tiers.manager.ledger import Ledger
-from pagecore.tiers.manager.observer import ALL, CacheObserver
+from pagecore.tiers.manager.observer import CacheObserver
 from pagecore.tiers.manager.requests import Request
 from pagecore.tiers.manager.running import Agree
 from pagecore.tiers.manager.stats import TierStats
 from pagecore.tiers.manager.stores import PIN_SECONDS, StoreSide
+from pagecore.tiers.manager.streams import ALL
 from pagecore.tiers.store import BlockStore, Medium
 
 
@@ -285,7 +286,8 @@ class Tiers(EvictionCalls):
         with Held(self._parts.state.lock):
             self._write()
             for sequence in as_list(sequences):
-                copied += self._copy(sequence, most)
+                limit = min(most, self._stores.streams.limit_of(sequence))
+                copied += self.host.backup(sequence, max_tokens=limit)
                 self._write_whole(sequence, most)
                 self._stream(sequence, most)
         return copied

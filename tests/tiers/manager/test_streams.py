@@ -498,3 +498,71 @@ def test_threads_that_serve_long_prompts_lose_nothing():
         assert not errors
         served.flush()
         check_at_rest(served)
+
+
+def test_a_cache_that_writes_on_eviction_loads_long_prompts():
+    data = {}
+    with Served([MemoryStore(data=data)], **LONG) as served:
+        served.compute(PROMPT)
+        served.flush()
+    with Served([MemoryStore(data=data)], write="on_evict", **LONG) as served:
+        served.compute(PROMPT[:61] + 2000)
+        assert served.serve(PROMPT).num_tokens == 100
+        served.compute(PROMPT[:61] + 3000)
+        served.tiers.check_invariants()
+
+
+def test_ranks_end_a_long_load_with_the_shortest_prefix():
+    data, ends = {}, [None, None]
+    with Served([MemoryStore(data=data)], **LONG) as served:
+        served.compute(PROMPT)
+        served.flush()
+        lost = lane_keys(content_chain(served.fingerprint, PROMPT[:100]), 0)[15].tobytes()
+    barrier, offers = threading.Barrier(2, timeout=20), [None, None]
+
+    def rank(number):
+        def agree(values):
+            offers[number] = values.copy()
+            barrier.wait()
+            least = np.minimum(*offers)
+            barrier.wait()
+            return least
+
+        own = {key: payload for key, payload in data.items() if number == 0 or key != lost}
+        with Served([MemoryStore(data=own)], agree=agree, **LONG) as served:
+            request = served.tiers.request(PROMPT)
+            while not request.has_ended:
+                served.tiers.poll()
+            ends[number] = request.num_tokens, served.compute(PROMPT)
+            request.release()
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ends == [(60, 60), (60, 60)]
+
+
+def test_events_report_the_streamed_blocks_of_a_store():
+    with Served([MemoryStore(medium="DISK")], **LONG) as served:
+        ((ledger, medium),) = served.tiers.ledgers
+        ledger.start_journal()
+        served.compute(PROMPT)
+        served.flush()
+        changes = ledger.take_changes().to_list()
+        assert (medium, all(change.is_stored for change in changes)) == ("DISK", True)
+        assert sorted(change.first for change in changes) == list(range(25))
+
+
+def test_bytes_that_pass_through_count_as_copied():
+    with Served([MemoryStore()], **LONG) as served:
+        served.compute(PROMPT)
+        served.flush()
+        each, host = served.tiers.host.payload_bytes[0], served.tiers.host
+        streams = served.tiers.stats().streams
+        assert host.backed_up_bytes == (HOST - 1 + streams.num_stored_blocks) * each
+        assert streams.bytes_stored == streams.num_stored_blocks * each
+        served.forget()
+        served.serve(PROMPT)
+        assert host.promoted_bytes == served.tiers.stats().streams.bytes_loaded == 25 * each

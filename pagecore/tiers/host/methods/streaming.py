@@ -60,6 +60,11 @@ class StreamMethods(EntryMethods):
         return self.num_lanes == self.num_groups > len(self._index.tree.windows) and self._parts.cross is None
 
     @property
+    def num_cut(self) -> int:
+        """Backups so far for which the host had not enough room; see `unsaved`."""
+        return self._index.num_cut
+
+    @property
     def is_copying(self) -> bool:
         """True while copies between the device and the host run, which pin blocks of both."""
         return self._transfers.num_pending > 0
@@ -96,7 +101,11 @@ class StreamMethods(EntryMethods):
         except Exception:
             self._counts["failed"] += 1
             raise
-        return None if inner is None else Staged(inner, self.pool, self.num_lanes)
+        if inner is None:
+            return None
+        staged = Staged(inner, self.pool, self.num_lanes)
+        self._counts["backed_up_bytes"] += self._bytes_of([len(each) for each in staged.positions])
+        return staged
 
     def deliver(
         self,
@@ -136,12 +145,13 @@ class StreamMethods(EntryMethods):
             places = [np.where(each, one, -1).astype(np.int32) for each, one in zip(ok, lease.positions, strict=True)]
             spill = self.spill if self.is_exclusive and self._transfers.is_ready() else None
             try:
-                count, _ = _operations.deliver(
+                count, copied = _operations.deliver(
                     self._parts.state, self._index, lease._inner, ids, options, places, self._transfers.promote, spill
                 )
             except Exception:
                 self._counts["failed"] += 1
                 raise
+            self._counts["promoted_bytes"] += self._bytes_of(copied) if copied else 0
             return count * self._index.block_size
         finally:
             lease.release()

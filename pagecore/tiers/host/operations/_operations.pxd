@@ -29,6 +29,7 @@ cdef class HostIndex:
     cdef readonly list lost             # receipts of holds that were collected without a release
     cdef readonly int64_t num_evicted_blocks
     cdef readonly int64_t num_evicted_states
+    cdef readonly int64_t num_cut       # backups for which there was not enough room
 
     # The pool of a group, or of the states for num_lanes.
     cdef BlockPool pool(self, size_t group)

@@ -161,6 +161,7 @@ cdef class Backup:
         cdef int32_t lane, group
         if self.host.make_room(needed):
             return True
+        self.host.num_cut += 1
         if self.host.has_states and self.host.pool(self.host.num_lanes).num_free_raw() < counts[self.host.num_lanes]:
             self.state_blocks = counts[self.host.num_lanes] = 0
         for lane in range(self.host.num_full):
