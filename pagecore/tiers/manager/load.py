@@ -156,7 +156,7 @@ class Load:
             request.num_found_tokens = num_tokens
             if not self._search.has_ended:
                 if request.error is None and not self.is_expired:
-                    self.around.note_found(request, num_tokens)
+                    self.around.note_found(request, self._search.num_connected())
                 self._choose(num_tokens)
             if self._is_loading or self.around.agrees:  # ranks end both stages together
                 request.state = "loading"

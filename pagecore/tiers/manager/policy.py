@@ -77,7 +77,7 @@ class PrefixPlanner:
         max_tokens : int
         """
         size = self.block_size
-        count = self._num_connected(there, min(max_tokens, len(tokens)) // size)
+        count = self.num_connected(there, min(max_tokens, len(tokens)) // size)
         if not count:
             return Wanted(0, (np.empty(0, np.int64),) * self.num_lanes)
         numbers = np.arange(1, count + 1, dtype=np.int32)
@@ -97,7 +97,7 @@ class PrefixPlanner:
             positions[-1] = np.array([match.num_tokens // size - 1], np.int64)
         return Wanted(match.num_tokens, tuple(positions))
 
-    def _num_connected(self, there: Sequence[Flags], count: int) -> int:
+    def num_connected(self, there: Sequence[Flags], count: int) -> int:
         """Return the number of blocks from the start for which every group without a window has its entry."""
         for lane in self._order[: self._num_full]:
             holes = np.flatnonzero(~there[lane][:count])

@@ -109,6 +109,11 @@ class Search:
         there = [lane != ABSENT for lane in sources]
         return self._around.planner.longest(self._request.tokens, there, cap)
 
+    def num_connected(self) -> int:
+        """Return the blocks from the start for which host or stores have the entries of all groups without a window."""
+        sources, _ = self.assigned()
+        return self._around.planner.num_connected([lane != ABSENT for lane in sources], self.num_blocks)
+
     def choose(self, positions: Sequence[Positions], sources: Sources) -> None:
         """Note that entries are loaded from their sources."""
         for lane, mine in enumerate(positions):

@@ -270,10 +270,12 @@ class StoreSide(StoreWrites):
         if sources.max() <= min((port.index for port in self.ports if port.takes_entries), default=-1):
             self._passed.add(request.tokens[:end], request)  # no store lacks it
 
-    def note_found(self, request: Request, num_tokens: int) -> None:
+    def note_found(self, request: Request, num_blocks: int) -> None:
         """Take the answer of all stores: what they lack is to be streamed again."""
-        if request.media is None and num_tokens < self._passed.match(request.tokens[: request.max_tokens], request):
-            self._passed.forget()
+        if request.media is None:
+            known = self._passed.match(request.tokens[: request.max_tokens], request)
+            if num_blocks * self.planner.block_size < known:
+                self._passed.forget()
 
     # -- inside --------------------------------------------------------------------------------------------------
 

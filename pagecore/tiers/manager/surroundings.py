@@ -60,8 +60,8 @@ class Surroundings(Protocol):
         With `is_streamed` the device has the blocks, otherwise the host.
         """
 
-    def note_found(self, request: Request, num_tokens: int) -> None:
-        """Take the tokens that device, host and all stores have of a request."""
+    def note_found(self, request: Request, num_blocks: int) -> None:
+        """Take the blocks from the start of a request that host and stores have in all groups without a window."""
 
     def keys(self, request: Request, lane: int, positions: Positions) -> Keys:
         """Return the content keys of entries."""

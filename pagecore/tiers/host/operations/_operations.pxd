@@ -95,7 +95,7 @@ cdef class PrefixKey:
     cdef vector[Mark] marks
     cdef int64_t num_blocks
 
-    cdef Query query(self, int64_t num_blocks) noexcept
+    cdef Query query(self, int64_t num_blocks) except *
 
 
 cdef PrefixKey prefix_key(int64_t block_size, const int32_t[::1] ids, object options)

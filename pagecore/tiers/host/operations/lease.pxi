@@ -89,7 +89,7 @@ cdef class EntryHold(EntryLease):
 cdef class PrefixKey:
     """The tokens of a prefix, its spans and its namespace."""
 
-    cdef Query query(self, int64_t num_blocks) noexcept:
+    cdef Query query(self, int64_t num_blocks) except *:
         cdef Query query
         cdef const int32_t[::1] ids = self.ids
         if num_blocks > 0:

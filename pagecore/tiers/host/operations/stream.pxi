@@ -10,10 +10,6 @@ from pagecore.index.radix._native cimport NativeMatch, Query
 from pagecore.index.radix._radix cimport array_of
 from pagecore.native.std cimport vector
 
-import numpy as np
-
-from pagecore.errors import ShapeError
-
 
 cdef class StreamedPart:
     """Blocks of a prefix of the device that are copied to a lease of host blocks.
@@ -211,16 +207,25 @@ cdef int64_t num_connected(
     cdef NativeMatch found
     cdef Query query = key.query(key.num_blocks)
     cdef int64_t count = key.num_blocks
+    cdef const int32_t[::1] indices
+    cdef vector[int32_t] there
+    cdef int32_t group
+    cdef Py_ssize_t i
     query.space = space_of(state.prefix.tree, key.key)
     found = state.prefix.tree.native.match(query, key.num_blocks)
     before[0] = found.full_blocks
     for group in range(host.num_lanes):
-        if host.components[group] == 0:
-            there = np.zeros(key.num_blocks, np.bool_)
-            there[:found.full_blocks] = True
-            there[places[group][places[group] >= 0]] = True
-            holes = np.flatnonzero(~there)
-            count = min(count, <int64_t>(holes[0] if len(holes) else key.num_blocks))
+        if host.components[group] != 0:
+            continue
+        there.assign(<size_t>key.num_blocks, 0)
+        indices = places[group]
+        for i in range(indices.shape[0]):
+            if indices[i] >= 0:
+                there[indices[i]] = 1
+        i = found.full_blocks
+        while i < key.num_blocks and there[i]:
+            i += 1
+        count = min(count, <int64_t>i)
     return count
 
 
