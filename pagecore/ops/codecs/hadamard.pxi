@@ -97,8 +97,8 @@ def rotate_rows(array, str name not None, out, stream):
     cdef int last = source.ndim - 1
     if rotation_block(source.shape_[last]) == 0:
         raise ShapeError(
-            f"{name} has shape {source.shape}; the last axis must be a multiple of {kHadamardMin}, so that rows consist "
-            f"of blocks of {kHadamardMin} to {kHadamardMax} numbers: pad the rows with zeros"
+            f"{name} has shape {source.shape}; the last axis must be a multiple of {kHadamardMin}, so that rows "
+            f"consist of blocks of {kHadamardMin} to {kHadamardMax} numbers: pad the rows with zeros"
         )
     if out is None:
         target = new_result(source.ndim, source.shape_, source.dtype_code, array, &place)
