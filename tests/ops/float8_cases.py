@@ -21,7 +21,7 @@ def with_float8_query(case: Case, dtype: np.dtype[Any] = E4M3) -> Case:
 
 
 def dequantised(case: Case, scale: Any = 1.0) -> Case:
-    """Return the case with the numbers that the codes of the query stand for, in float64."""
+    """Return the case with the numbers of the codes of its query, in float64."""
     group = case.query.shape[1] // case.key_cache.shape[2]
     factors = np.broadcast_to(np.asarray(scale, np.float64), case.key_cache.shape[2]).repeat(group)
     return replace(case, query=case.query.astype(np.float64) * factors[:, None])
