@@ -39,6 +39,7 @@ class Row:
         self.preemptions, self.since, self.shared_at = 0, 0, -1
         self.goes_first, self.kept, self.arrival = False, None, 0 if parent is None else parent.arrival
         self.matched = self.matched_at = -1
+        self.is_new = parent is None
         self.came_late = parent is not None and parent.came_late
 
     @property
@@ -92,7 +93,7 @@ class SchedulerModel:
 
     def displaced_by(self, request, max_queued):
         """Return None if there is room for a request, else the row that leaves for it, or "full"."""
-        fresh = [row for row in self.waiting if not row.goes_first and row not in self.continuing]
+        fresh = [row for row in self.waiting if row.is_new]
         if max_queued is None or len(fresh) < max_queued:
             return None
         lower = [row for row in fresh if row.request.priority < request.priority and not self.is_late(row)]
@@ -351,7 +352,7 @@ class SchedulerModel:
             budget -= counts[-1]
             self.leave_queue(row)
             self.running.append(row)
-            row.state, self.pinned = "running", None
+            row.state, row.is_new, self.pinned = "running", False, None
         self.drop_pinned(stopped)
         return needs
 
@@ -579,12 +580,13 @@ class SchedulerModel:
         return sum(row in self.cache.sequences for row in self.loading)
 
     def arrive(self, row):
-        del self.loading[row]
+        load = self.loading.pop(row)
+        is_other = load.namespace != row.request.namespace or (load.spans or ()) != (row.request.spans or ())
         held, length = self.cache.sequences.get(row), len(row.tokens)
         row.matched_at = -1
         if held is None:
             return
-        if held.ids != row.tokens[: held.num_tokens]:
+        if is_other or held.ids != row.tokens[: held.num_tokens]:
             self.cache.remove(held)
             return
         if max(held.num_tokens, held.num_computed_tokens) >= length:
@@ -608,7 +610,10 @@ class SchedulerModel:
 
     def victims(self, keep=()):
         """Return the rows between two turns that hold blocks, in the order in which they give them up."""
-        held = [row for row in self.continuing if row.sequence is not None and not row.sequence.is_swapped]
+        order = list(self.waiting)
+        if self.policy == "priority":
+            order.sort(key=lambda row: (-row.request.priority, row.arrival, row.sample))
+        held = [row for row in order if row in self.continuing and row.sequence and not row.sequence.is_swapped]
         return self.parked + [row for row in held[::-1] if row not in keep and row is not self.pinned]
 
     def reclaim_next(self, keep=()):
@@ -635,8 +640,14 @@ class SchedulerModel:
         self.reclaimed += 1
 
     def make_swap_room(self, sequence):
+        size = self.cache.block_size
+        most = sum(
+            math.ceil(row.kept.num_computed_tokens / size) for row in self.idle if row.kept and row.kept.is_swapped
+        )
+        if self.space.num_available + most < math.ceil(sequence.num_computed_tokens / size):
+            return
         for row in self.idle:
-            if self.space.num_available >= math.ceil(sequence.num_computed_tokens / self.cache.block_size):
+            if self.space.num_available >= math.ceil(sequence.num_computed_tokens / size):
                 return
             if row.kept is not None and row.kept.is_swapped:
                 self.cache.remove(row.kept)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, PagedKVCache
-from pagecore.errors import InvalidSequence, UnsupportedOption
-from pagecore.serving import Request, Scheduler
+from pagecore.errors import InvalidSequence, OutOfRows, ShapeError, UnsupportedOption
+from pagecore.serving import QueueFull, Request, Scheduler
 from pagecore.serving.scheduling.request import State
 from pagecore.tiers import (
     Deadline,
@@ -20,7 +20,7 @@ from pagecore.tiers import (
 )
 from tests.faults import PAGECORE, is_full, lines_of, raise_at
 from tests.serving.fake_cache import FakeCache
-from tests.serving.runs import advance, drain, expected, request
+from tests.serving.runs import advance, drain, expected, next_token, request
 from tests.serving.served import Server, answer
 from tests.serving.test_scheduler_model import FakeLoad
 
@@ -165,6 +165,142 @@ def test_waits_that_are_refused_change_nothing():
     scheduler.check_invariants()
 
 
+@pytest.mark.parametrize("ends", ["import", "sample"])
+def test_a_commit_without_rows_for_samples_changes_nothing_and_can_be_repeated(ends):
+    cache = FakeCache(40, max_sequences=3)
+    scheduler = Scheduler(cache)
+    first = scheduler.add(request(0, 5, 3, 3))
+    step = scheduler.schedule()
+    run, load = waiting_run(scheduler, request(1, 5, 3), count=3)
+    with pytest.raises(OutOfRows, match="need 2 rows, and 1 of 3 are free: imports"):
+        scheduler.commit(step)
+    scheduler.check_invariants()
+    assert (first.num_tokens_left, scheduler.num_loading) == (5, 1)
+    assert scheduler.cancel(run if ends == "import" else step.outputs[1])
+    scheduler.commit(step)
+    scheduler.accept(step, [next_token(range(5), sample) for sample in range(3)])
+    load.end()
+    ended = drain(scheduler)
+    assert len(ended) == 3
+    assert scheduler.num_forks == (2 if ends == "import" else 1)
+
+
+def test_idle_runs_give_their_rows_to_samples_if_an_import_has_taken_one():
+    scheduler = Scheduler(FakeCache(40, max_sequences=3))
+    idle = scheduler.add(Request(0, range(5), 3, resumable=True))
+    drain(scheduler)
+    scheduler.add(request(1, 5, 3, 2))
+    step = scheduler.schedule()
+    waiting_run(scheduler, request(2, 5, 3), count=3)
+    scheduler.commit(step)
+    assert (scheduler.num_reclaimed, scheduler.num_forks, scheduler.idle) == (1, 1, (idle,))
+    scheduler.check_invariants()
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted", "count"),
+    [
+        ({}, {}, 1),
+        ({"namespace": "tenant"}, {}, 12),
+        ({}, {"namespace": "tenant"}, 12),
+        ({"spans": [(0, 2, b"image")]}, {}, 12),
+        ({}, {"spans": [(0, 2, b"image")]}, 12),
+        ({"spans": [(0, 2, b"other")]}, {"spans": [(0, 2, b"image")]}, 12),
+        ({"spans": [(0, 2, b"image")], "namespace": 3}, {"spans": [(0, 2, b"image")], "namespace": 3}, 1),
+        ({"spans": []}, {}, 1),
+    ],
+)
+def test_a_sequence_of_another_namespace_or_other_spans_is_dropped(given, wanted, count):
+    cache = PagedKVCache(AttentionSpec(1, 8), num_blocks=40, block_size=4, device="none")
+    scheduler = Scheduler(cache)
+    run = scheduler.add(Request(0, range(12), 3, **wanted))
+    load = FakeLoad(None, [], None, None, **given)
+    scheduler.wait_for(run, load)
+    sequence = cache.add_sequence(range(12), id=run, **given)
+    cache.commit(cache.prepare([sequence], 11))
+    load.end()
+    # Blocks that the import has published under the keys of the run are still cached.
+    assert scheduler.schedule().counts == [count]
+
+
+def test_spans_that_a_run_gets_while_it_loads_make_an_import_useless():
+    cache = FakeCache(40)
+    scheduler = Scheduler(cache)
+    run, load = waiting_run(scheduler, request(0, 9, 3), count=8)
+    scheduler.extend(run, [7, 7, 7], spans=[(0, 2, b"image")])
+    load.end()
+    scheduler._roster.end_loads()
+    assert (run.held, list(cache.sequences)) == (None, [])
+
+
+def test_preemption_sees_that_an_import_has_ended():
+    scheduler = Scheduler(FakeCache(40))
+    run, load = waiting_run(scheduler, request(0, 9, 3), count=8)
+    load.end()
+    assert scheduler.preempt([run], swap=False) == []
+    assert (run.held, scheduler.num_loading, scheduler.waiting) == (None, 0, (run,))
+
+
+@pytest.mark.parametrize("was_admitted", [False, True])
+def test_a_run_whose_import_has_arrived_counts_for_the_queue_until_its_first_admission(was_admitted):
+    scheduler = Scheduler(FakeCache(40), max_queued=1)
+    run = scheduler.add(request(0, 9, 3))
+    if was_admitted:
+        advance(scheduler)
+        scheduler.preempt_all(swap=False)
+        scheduler.add(request(1, 5, 3))
+    load = FakeLoad(scheduler.cache, run.tokens, run, 3)
+    scheduler.wait_for(run, load)
+    load.end()
+    scheduler._roster.end_loads()
+    with pytest.raises(QueueFull):
+        scheduler.add(request(2, 5, 3))
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_room_for_an_import_comes_from_idle_runs_and_spares_rows_of_samples(is_open):
+    cache = PagedKVCache(AttentionSpec(1, 8), num_blocks=12, block_size=4, max_sequences=4, device="none")
+    scheduler = Scheduler(cache, headroom=0.0)
+    for number in range(2):
+        scheduler.add(request(number, 6, 3, namespace=number))
+        scheduler.add(Request(10 + number, np.arange(6) + 50 * number, 2, resumable=True))
+    drain(scheduler)
+    assert scheduler.num_idle == 2
+    scheduler.add(request(3, 5, 3, 2))
+    step = scheduler.schedule()
+    if not is_open:
+        scheduler.commit(step)
+        scheduler.accept(step, [1, 2])
+    run, late = scheduler.add(request(4, 33, 2)), scheduler.add(request(5, 5, 2))
+    assert scheduler.make_import_room(run, 32)
+    assert scheduler.num_reclaimed == 2, "the first for the row, the second for blocks"
+    sequence = cache.add_sequence(run.tokens, id=run)
+    arrival = cache.prepare_arrival(sequence, 32)
+    scheduler.wait_for(run, load := FakeLoad(None, [], None, None))
+    assert scheduler.make_import_room(late, 4)
+    other = cache.add_sequence(late.tokens, id=late)
+    with pytest.raises(InvalidSequence, match="cannot wait for a load"):
+        scheduler.make_import_room(run)
+    scheduler.wait_for(late, FakeLoad(None, [], None, None))
+    assert not scheduler.make_import_room(scheduler.add(request(6, 5, 2))), "two rows are those of samples"
+    scheduler.cancel(late)
+    assert other.id not in cache.sequences
+    if is_open:
+        scheduler.commit(step)
+        scheduler.accept(step, [1, 2])
+    cache.commit(arrival)
+    load.end()
+    scheduler.check_invariants()
+    assert run in drain(scheduler)
+
+
+@pytest.mark.parametrize("count", [0, 10, True])
+def test_room_for_a_wrong_number_of_tokens_is_refused(count):
+    scheduler = Scheduler(FakeCache(40))
+    with pytest.raises(ShapeError, match="num_tokens"):
+        scheduler.make_import_room(scheduler.add(request(0, 9, 2)), count)
+
+
 def stored(folder, tokens):
     """Return tiers whose disk alone has a prefix."""
     cache = PagedKVCache(AttentionSpec(1, 8), num_blocks=33, block_size=TOKEN)
@@ -229,13 +365,16 @@ def test_a_decoder_continues_with_what_a_prefill_has_computed(how):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("call", ["end", "cancel", "cancel after the end"])
-@pytest.mark.parametrize("count", [None, 3, 100])
+@pytest.mark.parametrize("count", [None, 3, 100, -100])
 def test_an_interrupted_end_has_happened_or_not(call, count):
     """An exception at each event of `schedule` or `cancel`, or at every third; the call is repeated."""
 
     def made():
         scheduler = Scheduler(FakeCache(40))
-        run, load = waiting_run(scheduler, request(0, 9, 3), count=count)
+        run = scheduler.add(request(0, 9, 3))
+        tokens = run.tokens if count is None or count > 0 else run.tokens + 50  # of equal length, and foreign
+        load = FakeLoad(scheduler.cache, tokens, run, count and abs(count))
+        scheduler.wait_for(run, load)
         if call != "cancel":
             load.end()
         if call == "cancel after the end":

@@ -33,11 +33,12 @@ def scheduler_holders(scheduler):
 class FakeLoad:
     """A load that brings nothing, or a sequence under an id: the first `count` of its tokens are computed."""
 
-    def __init__(self, cache, tokens, id, count):
+    def __init__(self, cache, tokens, id, count, *, namespace=None, spans=None):
+        self.namespace, self.spans = namespace, spans
         self.cache, self.sequence, self.batch, self.has_ended, self.releases = cache, None, FakeBatch(1, 1000), False, 0
         if count is None:
             return
-        self.sequence = cache.add_sequence(tokens, id=id)
+        self.sequence = cache.add_sequence(tokens, id=id, namespace=namespace, spans=spans)
         count = min(count, len(tokens)) - self.sequence.num_computed_tokens
         if count > 0 and cache.try_prepare([self.sequence], [count], self.batch) is None:
             cache.remove(self.sequence)
@@ -313,9 +314,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         caches = self.scheduler.cache, self.model.cache
         rows = self.model.max_running - self.model.free_rows() + len(self.model.victims())
         has_row = rows + 1 < min(caches[0].max_sequences, self.model.max_running + 1)
-        count = count if self.imports and has_row and not row.request.spans and row is not self.model.pinned else None
+        count = count if self.imports and has_row and row is not self.model.pinned else None
         tokens = [*row.tokens[:-1], 4_321] if is_foreign == 0 else row.tokens
-        loads = [FakeLoad(cache, tokens, id, count) for cache, id in zip(caches, (run, row), strict=True)]
+        content = {
+            "namespace": "other" if is_foreign == 1 else None,
+            "spans": None if is_foreign == 2 else row.request.spans,
+        }
+        loads = [FakeLoad(cache, tokens, id, count, **content) for cache, id in zip(caches, (run, row), strict=True)]
         self.scheduler.wait_for(run, loads[0])
         self.model.unpin(row)
         self.model.loading[row] = loads[1]

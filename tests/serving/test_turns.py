@@ -177,6 +177,60 @@ def test_a_run_that_waits_for_its_next_turn_gives_way_after_the_idle_ones():
     assert early.tokens.tolist() == text_of((range(6), 3), ([7], 3))
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_runs_with_a_further_turn_give_way_in_reverse_order_of_the_queue(policy):
+    scheduler = Scheduler(FakeCache(60), policy=policy, max_running=1)
+    idle = [idle_run(scheduler, number, priority=priority) for number, priority in enumerate([0, 5, 1])]
+    scheduler.add(Request(9, [9], 30, priority=9))
+    advance(scheduler)
+    for run in idle:
+        scheduler.extend(run, [7])
+    order = {"fcfs": [2, 1, 0], "priority": [0, 2, 1]}[policy]
+    assert list(scheduler.holders[1:]) == [idle[number] for number in order]
+
+
+def test_idle_runs_keep_their_place_in_the_swap_space_if_a_run_does_not_fit_it():
+    cache = FakeCache(20, prefix_cache=False)
+    space = FakeSpace(cache, 5)
+    scheduler = Scheduler(cache, headroom=0.0, swap_space=space)
+    idle = [idle_run(scheduler, number) for number in range(2)]
+    scheduler.preempt_all()
+    scheduler.add(Request(5, range(30), 3))
+    advance(scheduler, 2)
+    scheduler.preempt_all()
+    assert [run in cache.sequences for run in idle] == [True, True]
+
+
+def test_reuse_does_not_fall_if_an_admission_is_repeated_and_finds_less():
+    cache = FakeCache(20)
+    scheduler = Scheduler(cache)
+    idle_run(scheduler, prompt=20, new=1)
+    scheduler.finish(scheduler.idle[0])
+    run, seen = scheduler.add(Request(1, range(24), 3)), []
+    scheduler.abandon(scheduler.schedule())
+    seen.append(scheduler.reuse)
+    scheduler.preempt([run])
+    cache.lose()
+    cache.free += range(19, 0, -1)  # everything was evicted meanwhile
+    for block in cache.free:
+        cache.holders[block] = 0
+    scheduler.commit(scheduler.schedule())
+    seen.append(scheduler.reuse)
+    assert [reuse.prefix_query_tokens for reuse in seen] == [20, 44]
+    assert [reuse.prefix_hit_tokens for reuse in seen] == [0, 0]
+
+
+@pytest.mark.parametrize("spans", [[], ()])
+@pytest.mark.parametrize("at", ["idle", "running"])
+def test_empty_spans_do_not_cost_a_run_its_sequence(at, spans):
+    scheduler = Scheduler(FakeCache(40))
+    run = idle_run(scheduler) if at == "idle" else scheduler.add(Request(0, range(6), 9))
+    if at == "running":
+        advance(scheduler, 2)
+    scheduler.extend(run, [7, 8], spans=spans)
+    assert (scheduler.schedule().counts, scheduler.num_preemptions) == ([3], 0)
+
+
 def test_preempted_runs_take_the_place_of_idle_ones_in_the_swap_space():
     cache = FakeCache(9, prefix_cache=False)
     space = FakeSpace(cache, 5)
@@ -404,15 +458,29 @@ def made_idle(how):
         scheduler.commit(scheduler.schedule())
         scheduler.commit(scheduler.schedule())
         return scheduler, run
+    if how == "drafted":  # the sequence has computed a draft after the end of the turn
+        run = scheduler.add(Request(0, [1, 2, 3], 4, stop_token_ids=[11], resumable=True))
+        step_of(scheduler, 10)
+        step_of(scheduler, [11, 12, 13], drafts={run: [11, 12]}, accepted=[3])
+        return scheduler, run
     run = idle_run(scheduler)
     if how in ("swapped", "gone"):
         scheduler.preempt_all(swap=how == "swapped")
     return scheduler, run
 
 
-EXTENSIONS = {"parked": {}, "dropped": {"drop_last": True}, "swapped": {}, "gone": {}, "spans": {"spans": [(0, 1, 5)]}}
+EXTENSIONS = {
+    "parked": {},
+    "drafted": {},
+    "dropped": {"drop_last": True},
+    "swapped": {},
+    "gone": {},
+    "spans": {"spans": [(0, 1, 5)]},
+}
 CALLS = {
-    "extend": lambda scheduler, run, how: scheduler.extend(run, [7, 8], **EXTENSIONS[how]),
+    "extend": lambda scheduler, run, how: scheduler.extend(
+        run, [7, 8][: 1 if how == "drafted" else 2], **EXTENSIONS[how]
+    ),
     "finish": lambda scheduler, run, _: scheduler.finish(run),
     "preempt_all": lambda scheduler, *_: scheduler.preempt_all(),
     "accept": lambda scheduler, *_: scheduler.accept(scheduler.steps[0], [next_token(range(6), 0)]),
@@ -443,5 +511,7 @@ def test_an_interrupted_call_has_happened_or_not(call, how):
         if call == "extend":
             drain(scheduler)
             first = text_of((range(6), 3))[: 8 if how == "dropped" else 9]
-            assert run.tokens.tolist() == text_of(([*first, 7, 8], 3))
+            whole = ([1, 2, 3, 10, 11, 7], 4) if how == "drafted" else ([*first, 7, 8], 3)
+            assert run.tokens.tolist() == text_of(whole)
+            assert scheduler.add(Request(7, [7], 1)).arrival > run.arrival, "no two runs have one arrival"
     assert happened == {before, end}

@@ -13,6 +13,8 @@ from pagecore.serving.scheduling.request import Run, State
 from pagecore.serving.scheduling.reuse import Reuse
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from pagecore.cache import PagedKVCache, SwapSpace
     from pagecore.serving.scheduling.future import Ratios
     from pagecore.serving.scheduling.request import Request
@@ -55,7 +57,8 @@ class AdmittedRuns(LoadingRuns):
             reuse = reuse.recovered(held.num_cached_tokens)
         elif run in self.pinned:
             query = Reuse.of(held, len(run.tokens), self.cache.block_size)
-            reuse = reuse.counted(query, run.query)
+        elif not run.hit_tokens:
+            query = None  # an import looks no prefix up
         waiting_tokens = self.num_waiting_tokens - run.num_tokens_left
 
         def call() -> None:
@@ -68,7 +71,7 @@ class AdmittedRuns(LoadingRuns):
             self.running[run] = None
             self._leave_queue(run)
             if self.loaded:
-                self.let_go(run)
+                self.release_load(run)
             self.reuse = reuse
             self.num_waiting_tokens = waiting_tokens
 
@@ -146,6 +149,28 @@ class AdmittedRuns(LoadingRuns):
             call, lambda: run.request is request or (held is not None and held.num_tokens > known), record
         )
 
+    def make_import_room(self, run: Run, num_tokens: int, max_running: int, in_flight: Container[Run]) -> bool:
+        """Let runs between two turns give way until an import of `num_tokens` for a run of the queue has room.
+
+        Runs of `in_flight` keep their sequences. Return False if there is no room.
+        """
+        for one in list(self.pinned):
+            self.unpin(one)
+        if sum(one.samples for one in self.running) + self.num_arriving + run.samples > max_running:
+            return False
+        victims = [one for one in self.victims() if one not in in_flight]
+        while sum(not held.is_swapped for held in self.cache.sequences.values()) >= self.cache.max_sequences:
+            if not victims:
+                return False
+            self.reclaim(victims.pop(0))
+        self.pin(run)
+        left = max(num_tokens - run.sequence.num_computed_tokens, 1)
+        while self.cache.shortage([run.sequence], [left]) and victims:
+            self.reclaim(victims.pop(0))
+        fits = not self.cache.shortage([run.sequence], [left])
+        self.unpin(run)
+        return fits
+
     def lacks_encoder_room(self, step_tokens: int) -> bool:
         """Return True if only rows or blocks for its encoder output are short for a run that holds a sequence.
 
@@ -198,9 +223,9 @@ class AdmittedRuns(LoadingRuns):
             self.running.pop(run, None)
             self.idle.pop(run, None)
             self.parked.pop(run, None)
-            self.let_go(run)
+            self.release_load(run)
             if successor is not None:
-                self.waiting[successor] = None
+                self.waiting[successor] = self.new[successor] = None
                 self._sort(successor)
             self.num_displaced = displaced
             self.num_waiting_tokens = waiting_tokens

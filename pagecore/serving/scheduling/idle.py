@@ -5,14 +5,16 @@ I1: an idle run has no `held`. Its sequence, if it still has one, is that in `id
     after them: drafts that were accepted past the end of the turn, or the row of a step ahead.
 I2: rows of the cache that idle and continuing runs hold never keep a run from being admitted: they give theirs up.
 
-Idle runs give way before all others, the one first that has been idle for longest. Then do the runs of the queue that
-have come back for another turn and still hold what they have computed, the last of the queue first. As for preempted
-runs, their sequences move to the swap space or are removed, and the prefix cache may keep their blocks.
+Idle runs give way first, the longest idle first. Runs of the queue that hold what they computed in an earlier turn, or
+what an import has brought, give way next, in reverse order of the queue: by priority under that policy. As for
+preempted runs, their sequences move to the swap space or are removed, and the prefix cache may keep their blocks.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from pagecore.errors import InvalidSequence, OutOfBlocks, UnsupportedOption
 from pagecore.serving.scheduling.request import State
@@ -22,10 +24,12 @@ from pagecore.storage.checks import ceil_div
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
+    from numpy.typing import NDArray
+
     from pagecore.cache import PagedKVCache, Sequence, SwapSpace
     from pagecore.serving.scheduling.request import Request, Run
 
-__all__ = ["IdleRuns"]
+__all__ = ["IdleRuns", "knows_all"]
 
 
 class IdleRuns(WaitingRuns):
@@ -49,16 +53,16 @@ class IdleRuns(WaitingRuns):
         self.parked: dict[Run, None] = {}
         self.num_reclaimed = 0
 
-    def rest(self, run: Run) -> None:
+    def make_idle(self, run: Run) -> None:
         """Let a run whose tokens are complete become idle. A part of a transition: it may be repeated."""
         held = self.idle[run] = self.found(run)
         if held is not None:
             self.parked[run] = None
         run.state = State.IDLE
         run.held = None
-        self.learn(run)
+        self.append_computed_ids(run)
 
-    def learn(self, run: Run) -> None:
+    def append_computed_ids(self, run: Run) -> None:
         """Append the ids of the tokens that the sequence of an idle run has computed; may be repeated."""
         held = self.idle[run]
         if held is not None and not held.is_swapped:
@@ -73,11 +77,12 @@ class IdleRuns(WaitingRuns):
         has_other_spans = request.spans != run.request.spans
 
         def call() -> None:
-            if held is not None and self._is_cut(held, kept, is_useless=has_other_spans):
+            if held is not None and self.cut_or_remove(held, kept, is_useless=has_other_spans):
                 self.cache.append_tokens([held], [tokens[held.num_tokens :].tolist()])
 
         def took_effect() -> bool:
-            return self.found(run) is None or (held is not None and held.num_tokens == len(tokens))
+            found = self.found(run)
+            return found is None or (not has_other_spans and knows_all(found, tokens, kept))
 
         def record() -> None:
             run.held = self.found(run)
@@ -97,7 +102,7 @@ class IdleRuns(WaitingRuns):
 
         self._journal.run(call, took_effect, record)
 
-    def _is_cut(self, held: Sequence, kept: int, *, is_useless: bool = False) -> bool:
+    def cut_or_remove(self, held: Sequence, kept: int, *, is_useless: bool = False) -> bool:
         """Cut a sequence to at most `kept` tokens; remove it and return False if that is not possible.
 
         Layers with states or windows cannot return to every length, and a swapped sequence to none.
@@ -118,7 +123,10 @@ class IdleRuns(WaitingRuns):
     def victims(self, keep: Container[Run] = ()) -> Iterator[Run]:
         """Yield the runs between two turns that hold blocks, in the order in which they give way; none of `keep`."""
         yield from self.parked
-        for run in reversed(self.continuing):
+        if not self.continuing:
+            return
+        order = self.waiting if self.by_priority is None else self.by_priority
+        for run in [one for one in reversed(order) if one in self.continuing]:
             if run.held is not None and not run.held.is_swapped and run not in keep and run not in self.pinned:
                 yield run
 
@@ -193,9 +201,21 @@ class IdleRuns(WaitingRuns):
         space = self.swap_space
         if space is None:
             return
-        needed = ceil_div(held.num_computed_tokens, self.cache.block_size)
-        for run, sequence in list(self.idle.items()):
+        size = self.cache.block_size
+        needed = ceil_div(held.num_computed_tokens, size)
+        swapped = [(run, one) for run, one in self.idle.items() if one is not None and one.is_swapped]
+        if space.num_available + sum(ceil_div(one.num_computed_tokens, size) for _, one in swapped) < needed:
+            return  # it does not fit: no run gives its place up for nothing
+        for run, _ in swapped:
             if space.num_available >= needed:
                 return
-            if sequence is not None and sequence.is_swapped:
-                self.forget(run)
+            self.forget(run)
+
+
+def knows_all(held: Sequence, tokens: NDArray[np.int32], kept: int) -> bool:
+    """Return True if a sequence knows exactly `tokens` and has computed at most `kept` of them."""
+    return (
+        held.num_computed_tokens <= kept
+        and held.num_tokens == len(tokens)
+        and np.array_equal(np.asarray(held.tokens), tokens)
+    )

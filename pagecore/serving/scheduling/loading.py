@@ -12,18 +12,23 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from pagecore.cache.prefix.retention import validate_spans
 from pagecore.errors import InvalidSequence
-from pagecore.serving.scheduling.idle import IdleRuns
+from pagecore.serving.scheduling.idle import IdleRuns, knows_all
 
 if TYPE_CHECKING:
     from pagecore.cache import PagedKVCache, Sequence, SwapSpace
-    from pagecore.serving.scheduling.request import Run
+    from pagecore.serving.scheduling.request import Request, Run
 
 __all__ = ["Load", "LoadingRuns"]
 
 
 class Load(Protocol):
-    """A load that a run waits for: a `pagecore.tiers.Request`, or a `SequenceImport`. No method may raise."""
+    """A load that a run waits for: a `pagecore.tiers.Request`, or a `SequenceImport`. No method may raise.
+
+    A load that brings a sequence has the attributes `namespace`, `spans` and `cross_digest` with which the sequence was
+    added; a missing one counts as None.
+    """
 
     @property
     def has_ended(self) -> bool:
@@ -79,13 +84,14 @@ class LoadingRuns(IdleRuns):
         waiting_tokens, news = self.num_waiting_tokens, self.news + 1
 
         def call() -> None:
-            if held is not None and self._is_beginning(held, run) and self._is_cut(held, len(tokens) - 1):
+            if held is not None and _is_beginning(held, run, load) and self.cut_or_remove(held, len(tokens) - 1):
                 self.cache.append_tokens([held], [tokens[held.num_tokens :].tolist()])
             elif held is not None and self.found(run) is held:
                 self.cache.remove(held)
 
         def took_effect() -> bool:
-            return self.found(run) is None or (held is not None and held.num_tokens == len(tokens))
+            found = self.found(run)
+            return found is None or (_is_beginning(found, run, load) and knows_all(found, tokens, len(tokens) - 1))
 
         def record() -> None:
             found = run.held = self.found(run)
@@ -99,12 +105,7 @@ class LoadingRuns(IdleRuns):
 
         self._journal.run(call, took_effect, record)
 
-    @staticmethod
-    def _is_beginning(held: Sequence, run: Run) -> bool:
-        """Return True if a sequence that was handed over has tokens of the run, from the first on."""
-        return np.array_equal(held.tokens, run.tokens[: held.num_tokens])
-
-    def let_go(self, run: Run) -> None:
+    def release_load(self, run: Run) -> None:
         """Give up the load of a run, or release it at its end. A part of a transition: it may be repeated."""
         load = self.loading.get(run, self.loaded.get(run))
         if load is None:
@@ -121,3 +122,22 @@ class LoadingRuns(IdleRuns):
         if held is not None:
             with suppress(*([InvalidSequence] if run in self.loading else [])):
                 self.cache.remove(held)
+
+
+def _is_beginning(held: Sequence, run: Run, load: Load) -> bool:
+    """Return True if a sequence that a load has brought has tokens of the run, from the first on, and its content."""
+    return _has_content_of(load, run.request) and np.array_equal(held.tokens, run.tokens[: held.num_tokens])
+
+
+def _has_content_of(load: Load, request: Request) -> bool:
+    """Return True if namespace, spans and encoder's input of a load are those of a request: the keys of its blocks."""
+    spans = validate_spans(getattr(load, "spans", None) or ())
+    return (
+        getattr(load, "namespace", None) == request.namespace
+        and getattr(load, "cross_digest", None) == request.cross_digest
+        and sorted(spans, key=_start) == sorted(request.spans or (), key=_start)
+    )
+
+
+def _start(span: tuple[int, int, bytes | int]) -> int:
+    return span[0]

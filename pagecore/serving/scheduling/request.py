@@ -312,7 +312,7 @@ class Run:
         self.goes_first = False
         self.num_reused_tokens = 0
         self.hit_tokens: dict[str, int] = {}
-        self.query: Reuse | None = None  # what the admission before its first step added to the statistics
+        self.query: Reuse | None = None  # what its first step adds to the statistics of reuse
         self.came_late: bool = parent is not None and parent.came_late
         self.displaced: Run | None = None
         self.held: Sequence | None = None

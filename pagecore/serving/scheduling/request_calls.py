@@ -8,7 +8,7 @@ from pagecore.errors import InvalidSequence, UnsupportedOption
 from pagecore.serving.scheduling.crossing import check_cross, check_retention
 from pagecore.serving.scheduling.request import QueueFull, Request, Run
 from pagecore.serving.scheduling.view import SchedulerView
-from pagecore.storage.checks import as_tuple, flag, shown
+from pagecore.storage.checks import as_tuple, flag, require_int, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -81,8 +81,7 @@ class SchedulerRequests(SchedulerView):
         for run in reversed(roster.by_priority or ()):
             if run.request.priority >= request.priority:
                 break
-            is_new = not run.goes_first and run not in roster.continuing
-            if is_new and run.waits_since > roster.num_steps - limits.max_wait_steps:
+            if run in roster.new and run.waits_since > roster.num_steps - limits.max_wait_steps:
                 return run
         roster.num_refused += 1
         raise QueueFull(f"request {request.id} was not added: {most} requests wait; add it later, or raise max_queued")
@@ -142,8 +141,10 @@ class SchedulerRequests(SchedulerView):
         tiers and imports as ever, and may cancel a run whose load has failed.
 
         An import takes a row and blocks when it begins, in the name of the run: ``start_import(cache, manifest,
-        id=run)``. The row counts for `max_running` until the end. The run then continues with the sequence. If its
-        blocks run short while it waits for its admission, it gives them up after the idle runs.
+        id=run)``, after `make_import_room`. Pass the namespace, spans and `cross_digest` of the request: a sequence of
+        others, or with other tokens, is dropped. `max_reused_tokens` of the request does not apply to it. The row
+        counts for `max_running` until the end. The run then continues with the sequence. If its blocks run short while
+        it waits for its admission, it gives them up after the idle runs.
 
         Parameters
         ----------
@@ -154,7 +155,8 @@ class SchedulerRequests(SchedulerView):
             A `pagecore.tiers.Request`, a `SequenceImport`, or another object with the attribute `has_ended` and the
             methods `cancel` and `release`, none of which may raise. `schedule` reads `has_ended`: where several ranks
             must make the same steps, it may change only between calls that all of them make, as with
-            ``Tiers(agree=)``.
+            ``Tiers(agree=)``. Imports are not for such ranks: a failing import gives its row and blocks back at any
+            time.
 
         Raises
         ------
@@ -172,12 +174,49 @@ class SchedulerRequests(SchedulerView):
         missing = [name for name in ("has_ended", "cancel", "release") if not hasattr(load, name)]
         if missing:
             raise UnsupportedOption(f"load is {shown(load)}, without {missing[0]}; pass what Tiers.request returns")
-        has_own = run.held is not None and run not in roster.pinned
-        if run not in roster.waiting or has_own or run in roster.loading or run in roster.loaded:
-            raise InvalidSequence(f"{run!r} cannot wait for a load; it must be in the queue, without sequence and load")
+        self._require_loadable(run)
         if run in roster.pinned:
             roster.unpin(run)
         roster.loading[run] = load
+
+    def make_import_room(self, run: Run, num_tokens: int | None = None) -> bool:
+        """Let runs between two turns give way to an import for a run of the queue; call it before `start_import`.
+
+        The import may then take its row and blocks without touching the rows that are reserved for running requests,
+        their samples included. Steps may be open. If the result is False, some idle runs may have given way already.
+
+        Parameters
+        ----------
+        run : Run
+            As for `wait_for`. A cached prefix that it has pinned is unpinned, so that its name is free for the import.
+        num_tokens : int, optional
+            Number of tokens that the import brings; by default all of the run.
+
+        Returns
+        -------
+        bool
+            True if a row and the blocks are available; they stay so until the next call of this scheduler or cache.
+
+        Raises
+        ------
+        InvalidSequence
+            As `wait_for`; nothing is changed.
+        ShapeError
+            `num_tokens` is not an integer between 1 and the number of tokens of the run.
+        """
+        roster = self._settled()
+        self._require_loadable(run)
+        count = len(run.tokens) if num_tokens is None else require_int("num_tokens", num_tokens, 1, max=len(run.tokens))
+        step = roster.step
+        in_flight = step.runs if step is not None and roster.batch.in_flight else ()
+        return roster.make_import_room(run, count, self.max_running, in_flight)
+
+    def _require_loadable(self, run: Run) -> None:
+        roster = self._roster
+        self._require_run(run, "wait for")
+        has_own = run.held is not None and run not in roster.pinned
+        if run not in roster.waiting or has_own or run in roster.loading or run in roster.loaded:
+            raise InvalidSequence(f"{run!r} cannot wait for a load; it must be in the queue, without sequence and load")
 
     def preempt_all(self, *, swap: bool = True) -> list[Run]:
         """Move all running runs to the front of the queue, so that no request holds memory of the cache.
@@ -258,6 +297,7 @@ class SchedulerRequests(SchedulerView):
         swap = flag("swap", swap)
         if roster.steps:
             raise InvalidSequence("a step is open; accept or abandon it, then preempt the runs")
+        roster.end_loads()
         if arriving := [run for run in roster.loading if run in chosen and roster.found(run) is not None]:
             raise InvalidSequence(f"{arriving[0]!r} waits for an import; cancel the import, or wait for its end")
         for run in [each for each in roster.victims() if each in chosen]:

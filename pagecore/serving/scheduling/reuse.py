@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from pagecore.index import check_policy
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pagecore.cache import Sequence
 
 __all__ = ["NO_REUSE", "POLICIES", "Reuse", "cache_options"]
@@ -35,8 +37,9 @@ def cache_options(evict: str) -> dict[str, Any]:
 class Reuse:
     """Statistics of the prefix cache over all admissions so far.
 
-    Every request counts once, at the admission before its first step. Tokens that a run finds cached when it returns
-    after a preemption were mostly computed by itself, and are counted separately.
+    Every request counts once, at the commit of its first step, with what the admission before it found. A request that
+    continues with the sequence of an import looks no prefix up, and does not count. Tokens that a run finds cached when
+    it returns after a preemption were mostly computed by itself, and are counted separately.
 
     Attributes
     ----------
@@ -79,10 +82,9 @@ class Reuse:
         found = sequence.num_cached_tokens
         return cls(num_tokens, found, sequence.num_matched_tokens, (num_tokens - 1) // block_size, found // block_size)
 
-    def counted(self, query: Reuse, earlier: Reuse | None) -> Reuse:
-        """Return the statistics with those of a run in place of earlier ones of the same run, if there are any."""
-        parts = zip(_values(self), _values(query), _values(earlier or Reuse()), strict=True)
-        return Reuse(*(total + new - old for total, new, old in parts))
+    def counted(self, queries: Iterable[Reuse]) -> Reuse:
+        """Return the statistics with those of further queries."""
+        return Reuse(*map(sum, zip(_values(self), *map(_values, queries), strict=True)))
 
     def recovered(self, num_tokens: int) -> Reuse:
         """Return the statistics with cached tokens that a run finds when it is admitted again after its first step."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pagecore.cache.methods.prefix import DEVICE_MEDIUM
+from pagecore.errors import OutOfRows
 from pagecore.serving.scheduling.admitted import AdmittedRuns
 from pagecore.serving.scheduling.request import Run, State
 from pagecore.serving.scheduling.speculation import Speculation
@@ -101,6 +102,9 @@ class Roster(AdmittedRuns):
         forks = self.num_forks + sum(len(runs) - 1 for runs in samples.values())
         news = self.news + (bool(prompts) or self.follows_tree)
         prompt_steps = self.num_prompt_steps + bool(prompts)
+        first = [run.query for run in prompts if run.held is not None and not run.hit_tokens and run.query is not None]
+        reuse = self.reuse.counted(first) if first else self.reuse
+        self._require_rows(forks - self.num_forks, step)
 
         def record() -> None:
             has_tiers = self.cache.has_tiers
@@ -117,6 +121,7 @@ class Roster(AdmittedRuns):
                 # Samples are adjacent.
                 self.running = {run: None for first in self.running for run in samples.get(first, (first,))}
             self.num_forks = forks
+            self.reuse = reuse
             self.news, self.num_prompt_steps = news, prompt_steps
             step.accepted = None if accepted is None else accepted.counts
             step.state = StepState.COMMITTED
@@ -163,7 +168,7 @@ class Roster(AdmittedRuns):
             for run, tokens in finished.items():
                 run.tokens = tokens
                 if run.request.resumable:
-                    self.rest(run)
+                    self.make_idle(run)
                 else:
                     run.state = State.FINISHED
                     self._leave_cache(run)
@@ -171,7 +176,7 @@ class Roster(AdmittedRuns):
                 self.running.pop(run, None)
             for run in step.runs if self.idle else ():
                 if run in self.idle:  # this step was ahead of the end of its turn
-                    self.learn(run)
+                    self.append_computed_ids(run)
             if self.must_accept:
                 self._return_to_prompts(self.running)
                 self.must_accept = False
@@ -204,6 +209,27 @@ class Roster(AdmittedRuns):
             if held is not None and not run.prefilling and held.num_computed_tokens + 1 < held.num_tokens:
                 run.tokens = np.asarray(held.tokens)
                 run.prefilling = True
+
+    def _require_rows(self, wanted: int, step: Step) -> None:
+        """Raise OutOfRows unless the cache has rows for the samples that a commit forks; others give theirs up."""
+        if not wanted:
+            return
+        most = self.cache.max_sequences
+        for run in (*self.victims(), *self.pinned):
+            if self._num_used_rows + wanted <= most:
+                return
+            if run not in step.runs:  # the row of a run that became idle is in flight
+                (self.unpin if run in self.pinned else self.reclaim)(run)
+        used = self._num_used_rows
+        if used + wanted > most:
+            raise OutOfRows(
+                f"the samples of this step need {wanted} rows, and {most - used} of {most} are free: imports, or "
+                "holders outside the scheduler, have the others; cancel an import, or samples, then commit again"
+            )
+
+    @property
+    def _num_used_rows(self) -> int:
+        return sum(not held.is_swapped for held in self.cache.sequences.values())
 
     def _fork(self, parent: Run, run: Run) -> None:
         held = self.found(run)

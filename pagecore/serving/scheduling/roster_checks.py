@@ -30,6 +30,10 @@ def check_roster(roster: Roster) -> None:
         is_right = is_held if roster.found(run) is not None and run not in roster.loading else run.held is None
         if not is_right or run.state is not State.WAITING:
             _refuse(f"{run!r} is waiting but holds {run.held!r}")
+    for run in roster.continuing:
+        if run.held is not None and not np.array_equal(np.asarray(run.held.tokens), run.tokens):
+            _refuse(f"{run!r} continues with a sequence of other tokens")
+    _check(roster.waiting.keys() >= roster.new.keys(), "a new run is not in the queue")
     _check(roster.waiting.keys() >= roster.pinned.keys(), "a pinned run is not in the queue")
     _check(roster.waiting.keys() >= roster.continuing.keys(), "a run that continues is not in the queue")
     _check_idle(roster)
@@ -64,12 +68,11 @@ def _check_idle(roster: Roster) -> None:
         roster.waiting.keys() >= roster.loading.keys() | roster.loaded.keys(), "a run that loads is not in the queue"
     )
     _check(not roster.loading.keys() & roster.loaded.keys(), "a run waits for a load that has ended")
-    rows = (
-        sum(run.samples for run in roster.running)
-        + roster.num_arriving
-        + len(roster.pinned.keys() - roster.continuing.keys())
+    rows = sum(run.samples for run in roster.running) + len(roster.pinned.keys() - roster.continuing.keys())
+    # An import may take a row that samples need later: `commit` reclaims it, or raises.
+    kept = sum(
+        run.held is not None and not run.held.is_swapped for run in roster.continuing if run not in roster.loaded
     )
-    kept = sum(run.held is not None and not run.held.is_swapped for run in roster.continuing)
     _check(rows + kept + len(parked) <= roster.cache.max_sequences, "idle runs hold rows that others need")
 
 

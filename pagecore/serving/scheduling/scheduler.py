@@ -64,7 +64,8 @@ class Scheduler(SchedulerSteps):
     Parameters
     ----------
     cache : PagedKVCache
-        An empty cache. Only the scheduler may add sequences to it from now on; the id of each is its `Run`.
+        An empty cache. From now on only the scheduler may add sequences to it, and imports for its runs (see
+        `wait_for`); the id of each is its `Run`.
     max_running : int
         Maximum number of sequences that run at once, up to 2^31 - 1. It is capped at the rows of the cache and at
         `max_tokens_per_step`, so that each running sequence gets a token in each step.

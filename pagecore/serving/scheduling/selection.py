@@ -2,10 +2,10 @@
 
 If blocks or state slots are short, idle runs give theirs up. Then runs return the blocks that they hold for rejected
 drafts, decodes bring fewer drafts to the step, and runs that wait for another turn give up what they hold: no run is
-preempted for a draft. If only the blocks of windows are short, prompts bring fewer
-tokens to the step: each step lets windows release blocks. If other blocks or state slots are short, or one token of
-each prompt is still too much, runs are preempted: the last admitted first, or as the policy and the ratio of future
-tokens say. With a threshold of priorities, runs are preempted for admissions, too.
+preempted for a draft. If only the blocks of windows are short, prompts bring fewer tokens to the step: each step lets
+windows release blocks. If other blocks or state slots are short, or one token of each prompt is still too much, runs
+are preempted: the last admitted first, or as the policy and the ratio of future tokens say. With a threshold of
+priorities, runs are preempted for admissions, too.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ def prepare_step(
 
     Returns None for a step ahead of ids that are not accepted if it would have no rows, or if runs would have to be
     preempted: the accepted ids may end runs, whose blocks are then free. Returns None also if imports hold what the
-    next run lacks. With `hold_prompts` the rows are decodes, if
-    there are any.
+    next run lacks. With `hold_prompts` the rows are decodes, if there are any.
 
     Raises
     ------

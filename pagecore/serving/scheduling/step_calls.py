@@ -85,13 +85,13 @@ class SchedulerSteps(SchedulerTurns):
             require_room(roster.steps, overlap=self.overlap)
             if roster.must_accept:
                 return None
+        proposed = None if drafts is None else read_drafts(drafts, self, self._limits)
         if roster.loading:
             roster.end_loads()
         if not roster.running and not roster.num_ready:
             if roster.ratios is not None:
                 roster.ratio = roster.ratios.first
             return None
-        proposed = None if drafts is None else read_drafts(drafts, self, self._limits)
         start = perf_counter_ns()
         roster.switch_batch()
         num_preemptions = roster.num_preemptions
@@ -153,6 +153,9 @@ class SchedulerSteps(SchedulerTurns):
             Numbers or paths that do not fit the step, or none for a step with drafts; nothing is changed.
         InvalidSequence
             `step` is not the newest open step of this scheduler, or is already committed; nothing is changed.
+        OutOfRows
+            Imports, or holders outside the scheduler, have the rows that the samples of a prompt need; the step is not
+            committed. Cancel an import or samples, and commit again.
         """
         roster = self._settled()
         require_step(roster.steps, step, StepState.SCHEDULED, "commit")

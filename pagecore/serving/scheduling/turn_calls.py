@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pagecore.cache.prefix.retention import validate_spans
 from pagecore.errors import InvalidSequence
 from pagecore.serving.scheduling.extension import extended
 from pagecore.serving.scheduling.request import State, token_ids
@@ -88,13 +89,15 @@ class SchedulerTurns(SchedulerRequests):
         if any(run in step.runs or run in step.outputs for step in roster.steps):
             raise InvalidSequence(f"{run!r} has a row in an open step; accept or abandon the step, then extend the run")
         new = token_ids(tokens, "tokens")
+        spans = None if spans is None else validate_spans(spans) or None
         request = extended(run, new, max_new_tokens, drop_last=flag("drop_last", drop_last), spans=spans)
         self.check_request(request.id, len(request.prompt), request.max_new_tokens, run.samples)
         self._limits.check_spans(request)
         self._limits.check_encoder(request)
         if run in roster.idle:
-            roster.resume(run, request, len(request.prompt) - len(new), self._num_added)
-            self._num_added += 1
+            arrival = self._num_added
+            self._num_added += 1  # first: an interrupt must not give two runs one arrival
+            roster.resume(run, request, len(request.prompt) - len(new), arrival)
             return
         if spans is not None and run in roster.running:
             roster.preempt(run, swap=False, is_retraction=False)

@@ -61,8 +61,8 @@ class SchedulerView:
     def holders(self) -> tuple[Run, ...]:
         """The runs that hold a row of the cache.
 
-        These are the admitted runs, the next one if its prefix is pinned, and runs between two turns that have not
-        given their blocks up.
+        These are the admitted runs, the next one if its prefix is pinned, and the runs between two turns, or with an
+        import that has ended, that have not given their blocks up. Rows of imports under way are not listed.
         """
         roster = self._settled()
         return (*roster.running, *roster.pinned, *roster.victims())
@@ -89,7 +89,7 @@ class SchedulerView:
 
     @property
     def num_reclaimed(self) -> int:
-        """Number of times so far that a run between two turns gave its blocks up, because others needed them."""
+        """Number of times so far that a run gave its blocks up between two turns, or after its import had ended."""
         return self._settled().num_reclaimed
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
-from itertools import takewhile
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -34,6 +33,8 @@ class WaitingRuns:
     continuing : dict of Run
         The runs in the queue that have come back for another turn and were not preempted in it. They may hold what they
         have computed, in the cache or in the swap space.
+    new : dict of Run
+        The runs in the queue that were never admitted.
     num_steps : int
         Number of steps so far.
     num_waiting_tokens : int
@@ -49,15 +50,15 @@ class WaitingRuns:
         self.pinned: dict[Run, None] = {}
         self.delays: dict[Run, int] = {}
         self.continuing: dict[Run, None] = {}
+        self.new: dict[Run, None] = {}
         self.num_steps = 0
         self.num_waiting_tokens = self.news = 0
         self._journal = Journal()
 
     @property
     def num_new_waiting(self) -> int:
-        """Number of waiting runs that were never admitted; takes time linear in the preempted ones."""
-        preempted = takewhile(lambda run: run.goes_first, self.waiting)
-        return len(self.waiting) - len(self.continuing) - sum(1 for _ in preempted)
+        """Number of waiting runs that were never admitted."""
+        return len(self.new)
 
     def add(self, run: Run) -> None:
         """Queue a new run."""
@@ -67,6 +68,7 @@ class WaitingRuns:
             waiting[run] = None
 
         def record() -> None:
+            self.new[run] = None
             self._sort(run)
             self.num_waiting_tokens = tokens
 
@@ -126,6 +128,7 @@ class WaitingRuns:
         self.waiting.pop(run, None)
         self.pinned.pop(run, None)
         self.continuing.pop(run, None)
+        self.new.pop(run, None)
         self._sort(run)
 
     def _sort(self, run: Run) -> None:

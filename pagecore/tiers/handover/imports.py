@@ -14,7 +14,7 @@ from pagecore.cache.lifecycle._lifecycle import adopt_checkpoint, content_identi
 from pagecore.cache.lifecycle.cross_request import cross_namespace, require_cross
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.parts import parts_of
-from pagecore.cache.prefix.retention import Priority, Spans
+from pagecore.cache.prefix.retention import Priority, Spans, validate_spans
 from pagecore.cache.sequences._sequences import Sequence
 from pagecore.cache.state._state import Held
 from pagecore.cache.step.batch import Batch, own_step
@@ -152,6 +152,7 @@ def start_import(
     """
     parts = parts_of(cache)
     check_served(parts)
+    spans = None if spans is None else validate_spans(spans)
     if cross_digest is not None:
         require_cross(parts)
     manifests = decoded(manifest)
@@ -183,7 +184,7 @@ def start_import(
             sealed = sealed_tokens(manifests) if parts.seals_blocks else None
             batch = cache.prepare_arrival(sequence, lacking, num_sealed_tokens=sealed)
         plan = plan_import(parts, sequence, batch, manifests, shares, sealed, has_cross, until)
-        return SequenceImport(cache, sequence, batch, plan, transport)
+        return SequenceImport(cache, sequence, batch, plan, transport, (namespace, spans, cross_digest))
     except BaseException:
         if batch is not None:
             cache.abandon(batch)
@@ -208,11 +209,23 @@ class SequenceImport:
 
     A thread of its own pulls the bytes into blocks that no other sequence uses. The sequence becomes usable within
     `poll` or `result`, in the thread of the caller. An import that is dropped is cancelled.
+
+    Attributes
+    ----------
+    namespace, spans, cross_digest
+        The arguments of `start_import`.
     """
 
     def __init__(
-        self, cache: PagedKVCache, sequence: Sequence, batch: Batch | None, plan: ImportPlan, transport: Transport
+        self,
+        cache: PagedKVCache,
+        sequence: Sequence,
+        batch: Batch | None,
+        plan: ImportPlan,
+        transport: Transport,
+        content: tuple[Hashable, Spans | None, bytes | int | None],
     ) -> None:
+        self.namespace, self.spans, self.cross_digest = content
         self._cache, self._sequence, self._batch, self._plan = cache, sequence, batch, plan
         self._transport, self._is_given_up = transport, False
         self._lock = threading.Lock()
