@@ -24,6 +24,7 @@ from pagecore.models.config_files.quantization import (
     quantization_of,
 )
 from pagecore.storage import AttentionSpec, LatentSpec
+from pagecore.storage.specs.rotation import check_rotation
 from pagecore.storage.specs.sealing import format_of_layer
 from pagecore.storage.specs.spec import CACHE_DTYPES, Side
 
@@ -201,7 +202,7 @@ def with_rotations(specs: Iterable[Any], key_rotation: str | None, value_rotatio
     Raises
     ------
     UnsupportedOption
-        An unknown rotation, or no layer with keys and values in a format.
+        An unknown rotation, or no layer with keys or values in a format; latents have no rotations.
     ShapeError
         A dim that the rotation does not serve.
     """
@@ -210,12 +211,19 @@ def with_rotations(specs: Iterable[Any], key_rotation: str | None, value_rotatio
     for side, rotation in asked.items():
         if rotation is None:
             continue
+        check_rotation(side, rotation, "dim", 0)
         changed: dict[str, Any] = {f"{side}_rotation": rotation}
         stored = {
             spec: replace(spec, **changed)
             for spec in given
             if isinstance(spec, AttentionSpec) and has_format(spec, side)
         }
+        kinds = {type(spec) for spec in given}
+        if not stored and LatentSpec in kinds and AttentionSpec not in kinds:
+            raise UnsupportedOption(
+                f"{who}: {side}_rotation is {shown(rotation)}, but the layers store latents, which have no rotations; "
+                "leave it out"
+            )
         if not stored:
             raise UnsupportedOption(
                 f"{who}: {side}_rotation is {shown(rotation)}, but no layer stores {side}s in a format, which a "

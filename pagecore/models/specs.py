@@ -78,6 +78,8 @@ def specs_from_config(
         config: a checkpoint, as for `pagecore.models.read_kv_scales`, or for model layers by number a pair of floats,
         or of sequences with a float for each key-value head. Layers that have none keep scales of 1, and so does cross
         attention.
+    key_rotation, value_rotation : {"hadamard"}, optional
+        Rotation of the keys and values of the layers that store them in a format, as for `AttentionSpec`.
 
     Returns
     -------
@@ -96,7 +98,10 @@ def specs_from_config(
     UnsupportedOption
         The `model_type` is unknown, its attention is not supported, or no format stores the keys and values as the
         config asks; the message names the field. Or `value_format` of layers with latents; or `kv_scales` of layers
-        whose format takes none, or that store no keys and values.
+        whose format takes none, or that store no keys and values. Or an unknown rotation; or a rotation of keys or
+        values that no layer stores in a format.
+    ShapeError
+        A head dim that is not a multiple of 8, with a rotation.
     UnsupportedDtype
         A cache cannot have the dtype.
     """

@@ -7,7 +7,9 @@ import pytest
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models import ConfigError, read_model_config, specs_from_config
+from pagecore.models.cache_format import with_rotations
 from pagecore.models.parameters import weight_format
+from pagecore.storage import LatentSpec
 from tests.models.published import PUBLISHED
 from tests.together import together
 
@@ -314,6 +316,12 @@ def test_sealed_formats_leave_layers_with_short_windows_plain():
     assert {(spec.window, spec.format, spec.tail.window) for spec in wide} == {(4096, "kivi4", 129)}
 
 
+ROTATED = {
+    "key_rotation": {"key_rotation": "hadamard", "value_rotation": None},
+    "value_rotation": {"key_rotation": None, "value_rotation": "hadamard"},
+}
+
+
 def test_rotations_are_of_the_layers_that_store_a_format():
     both = {"key_rotation": "hadamard", "value_rotation": "hadamard"}
     specs = specs_from_config(LLAMA, format="int4_token", **both)
@@ -327,3 +335,8 @@ def test_rotations_are_of_the_layers_that_store_a_format():
         specs_from_config(LLAMA, value_format="int4_token", key_rotation="hadamard")
     with pytest.raises(UnsupportedOption, match=r"value_rotation is .fourier.; use .hadamard."):
         specs_from_config(LLAMA, format="int4_token", value_rotation="fourier")
+    with pytest.raises(UnsupportedOption, match=r"key_rotation is .fourier.; use .hadamard."):
+        specs_from_config(LLAMA, key_rotation="fourier")  # the name is checked first
+    for side in ("key_rotation", "value_rotation"):
+        with pytest.raises(UnsupportedOption, match="the layers store latents, which have no rotations; leave it out"):
+            with_rotations([LatentSpec(64, 16, 4, scale=0.1, format="float8_e4m3fn")], **ROTATED[side], who="a model")
