@@ -19,7 +19,7 @@ from pagecore.interop.transformers.layers.attention import StoredKeys, mark_stor
 from pagecore.interop.transformers.layers.latents import pass_latents_on
 from pagecore.interop.transformers.layers.layer import PagedLayer
 from pagecore.interop.transformers.layers.model_layers import read_layers
-from pagecore.interop.transformers.layers.specs import Stored, keys_depend_on_length
+from pagecore.interop.transformers.layers.specs import StorageOptions, keys_depend_on_length
 from pagecore.interop.transformers.passes.columns import ColumnCounts
 from pagecore.interop.transformers.passes.generation import Generation
 from pagecore.interop.transformers.passes.hooks import register_hooks
@@ -126,7 +126,7 @@ class PagedCache(ColumnCounts, Cache):  # type: ignore[misc]
                 "PagedEncoderDecoderCache"
             )
         check_implementation(model)
-        stored = Stored(format, value_format, key_rotation, value_rotation)
+        stored = StorageOptions(format, value_format, key_rotation, value_rotation)
         model_layers = read_layers(model, layers, stored, chunk, interval, checkpoint_format)
         if keys_depend_on_length(config):
             if options.get("prefix_cache"):

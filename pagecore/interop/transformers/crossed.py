@@ -15,7 +15,7 @@ from pagecore.interop.transformers.cache import PagedCache
 from pagecore.interop.transformers.implementation import check_implementation, device_of
 from pagecore.interop.transformers.layers.attention import StoredKeys, mark_stored
 from pagecore.interop.transformers.layers.layer import PagedLayer
-from pagecore.interop.transformers.layers.specs import Stored, refuse_stored
+from pagecore.interop.transformers.layers.specs import StorageOptions, refuse_stored
 from pagecore.interop.transformers.passes.columns import ColumnCounts
 from pagecore.interop.transformers.passes.forward import Forward
 from pagecore.interop.transformers.passes.generation import Generation
@@ -96,7 +96,7 @@ class PagedEncoderDecoderCache(EncoderDecoderCache):  # type: ignore[misc]
         if not model.config.is_encoder_decoder:
             raise UnsupportedOption(f"the {type(model).__name__} has no encoder; use a PagedCache")
         check_implementation(model)
-        specs = _specs(model, layers, Stored(format, value_format, key_rotation, value_rotation))
+        specs = _specs(model, layers, StorageOptions(format, value_format, key_rotation, value_rotation))
         self.kv = PagedKVCache(specs, block_size=block_size, device=device_of(model, options), **options)
         self._generation = Generation(self.kv, model, has_encoder=True)
         count = len(specs) // 2
@@ -253,7 +253,7 @@ class EncoderLayer(CacheLayerMixin):  # type: ignore[misc]
     get_max_cache_shape = get_max_length
 
 
-def _specs(model: PreTrainedModel, layers: Listed[AttentionSpec] | None, stored: Stored) -> list[AttentionSpec]:
+def _specs(model: PreTrainedModel, layers: Listed[AttentionSpec] | None, stored: StorageOptions) -> list[AttentionSpec]:
     """Return the specs of the self-attention of each layer, then those of its cross attention."""
     if layers is None:
         config = model.config

@@ -14,7 +14,7 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.interop.transformers.layers.latents import caches_latents, latent_scale
 from pagecore.interop.transformers.layers.layer import PagedHybridLayer, PagedLayer
 from pagecore.interop.transformers.layers.specs import (
-    Stored,
+    StorageOptions,
     attention_specs,
     count_layers,
     latent_specs,
@@ -91,7 +91,7 @@ def _limit(spec: Spec) -> int | None:
 def read_layers(
     model: PreTrainedModel,
     layers: Any,
-    stored: Stored,
+    stored: StorageOptions,
     chunk: int,
     interval: int,
     checkpoint_format: str | None = None,

@@ -90,7 +90,7 @@ def latent_specs(
     return [LatentSpec(latent, rope, num_query_heads=heads, scale=scale, dtype=dtype, format=format) for _ in windows]
 
 
-class Stored(NamedTuple):
+class StorageOptions(NamedTuple):
     """Formats and rotations of layers whose specs are read from a config; as for `AttentionSpec`."""
 
     format: str | None = None
@@ -99,7 +99,7 @@ class Stored(NamedTuple):
     value_rotation: str | None = None
 
 
-def refuse_stored(stored: Stored) -> None:
+def refuse_stored(stored: StorageOptions) -> None:
     """Raise UnsupportedOption for a format or rotation next to specs of the caller."""
     for name, given in stored._asdict().items():
         if given is not None:
