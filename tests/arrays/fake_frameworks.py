@@ -31,6 +31,9 @@ class Array:
         self.tensor, self.stream = tensor, stream
         self.asked: list[object] = []
 
+    def __getitem__(self, index: Any) -> Array:
+        return type(self)(self.tensor[index], self.stream)
+
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.tensor.__dlpack_device__()
 
@@ -60,6 +63,8 @@ def fake_torch(streams: Streams) -> types.ModuleType:
         empty=empty,
         float32="float32",
         bfloat16="bfloat16",
+        int32="int32",
+        uint8="uint8",
         from_dlpack=lambda tensor: Tensor(tensor, -1),
         cuda=types.SimpleNamespace(
             current_stream=lambda index: stream_of(streams.current[index], index),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -101,8 +102,8 @@ class Pair:
         return found
 
     @staticmethod
-    def turn(rows: np.ndarray, does: bool) -> np.ndarray:
-        return hadamard(rows) if does else rows
+    def turn(rows: np.ndarray, applies: bool) -> np.ndarray:
+        return hadamard(rows) if applies else rows
 
     def check(self) -> None:
         """Compare every byte of both, and their recounts."""
@@ -187,7 +188,7 @@ def test_a_step_that_has_been_planned_and_a_reused_batch():
             np.testing.assert_array_equal(out, expected)  # padding, too
             assert not out[count:].any()
         pair.both("commit", tuple(batches))
-        free = [array for arrays in batches[0].scratch._free.values() for array in arrays]
+        free = [array for arrays in batches[0]._scratch._free.values() for array in arrays]
         held |= {array.pointer for array in free}
         assert len(free) == 3  # keys, values and queries
     assert len(held) == 3  # later steps allocate none
@@ -231,10 +232,13 @@ def test_encoder_outputs(sides):
     keys, values = SIDES[sides]
     key, value, query = (normal(9, HEADS, DIM), normal(9, HEADS, V_DIM, seed=1), normal(2, 4, DIM, seed=2))
     found = []
-    for cache, turns in zip(caches, (False, True), strict=True):
+    for cache, rotates in zip(caches, (False, True), strict=True):
         sequence = cache.add_sequence(range(4), cross_tokens=9)
         with cache.prepare([sequence], 2) as batch:
-            rows = [hadamard(x) if turns and does else x for x, does in ((key, keys), (value, values), (query, keys))]
+            rows = [
+                hadamard(x) if rotates and applies else x
+                for x, applies in ((key, keys), (value, values), (query, keys))
+            ]
             cache.write(1, *rows[:2], batch)
             found.append(cache.attend(1, rows[2], batch))
             cache.commit(batch)
@@ -305,12 +309,23 @@ def test_a_spec_of_the_user_may_have_rotations():
 def test_rows_that_do_not_fit_are_refused_before_anything_is_written():
     cache = PagedKVCache(rotated(spec_of(format="int8_token"), "both"), num_blocks=9, block_size=4)
     key, value = normal(3, HEADS, DIM), normal(3, HEADS, V_DIM)
-    cache.key(0).numpy()[...] = 0
+    planes = {plane.name: cache.plane(plane.name, 0) for plane in cache._parts.layers[0].spec.planes}
+    for plane in planes.values():
+        plane.numpy().view(np.uint8)[...] = 0
     with cache.prepare([cache.add_sequence(range(3))], 3) as batch:
-        for bad in ((key[:2], value), (key[:, :1], value), (value, key), (key[0], value[0]), (key.astype(int), value)):
-            with pytest.raises(PagecoreError):
+        refused = {
+            "key has 2 tokens": (key[:2], value),
+            "heads": (key[:, :1], value),
+            r"key has shape \(3, 2, 64\); expected \[tokens, heads, 32\]": (value, key),
+            r"key has shape \(2, 32\)": (key[0], value[0]),
+            r"value has shape \(3, 2, 32\); expected \[tokens, heads, 64\]": (key, key),
+            "key is int64": (key.astype(int), value),
+        }
+        for message, bad in refused.items():
+            with pytest.raises(PagecoreError, match=message):
                 cache.write(0, *bad, batch)
-        assert not cache.key(0).numpy().any()
+        for name, plane in planes.items():
+            assert not plane.numpy().view(np.uint8).any(), name
         cache.write(0, key, value, batch)
         for query in (normal(3, 4, DIM + 8), normal(3, 3, DIM), normal(3, DIM), normal(2, 4, DIM)):
             with pytest.raises(ShapeError, match="query"):
@@ -318,6 +333,117 @@ def test_rows_that_do_not_fit_are_refused_before_anything_is_written():
         with pytest.raises(UnsupportedOption, match="stream"):
             cache.attend(0, normal(3, 4, DIM), batch, stream=0)
         cache.commit(batch)
+
+
+def test_rows_that_the_operators_below_would_accept_are_refused_here():
+    """Rows that no transform has read must not reach an operator, whatever that operator accepts."""
+    cache = PagedKVCache(rotated(spec_of(), "both"), num_blocks=9)
+    with cache.prepare([cache.add_sequence(range(3))], 3) as batch:
+        cache._parts.ops_of(0)._inner = Accepting()
+        for key, value in ((normal(3, DIM), normal(3, HEADS, V_DIM)), (normal(3, HEADS, DIM), normal(3, HEADS, DIM))):
+            with pytest.raises(ShapeError, match=r"expected \[tokens, heads"):
+                cache.write(0, key, value, batch)
+        with pytest.raises(ShapeError, match="query has shape"):
+            cache.attend(0, normal(3, DIM), batch)
+        cache.abandon(batch)
+
+
+class Accepting:
+    def write(self, *_: Any) -> None:
+        raise AssertionError("rows that are not rotated were written")
+
+    attend = write
+
+
+@pytest.mark.parametrize("name", ["latent", "rows"])
+def test_rotations_of_other_planes_are_refused(name):
+    class Rotated(Planes):
+        key_rotation = "hadamard"
+
+    class RotatedLatents(LatentSpec):
+        value_rotation = "hadamard"
+
+    spec = (
+        Rotated(Plane("rows", (4, 16), "float32"))
+        if name == "rows"
+        else RotatedLatents(64, 16, num_query_heads=4, scale=0.1)
+    )
+    with pytest.raises(UnsupportedOption, match=rf"{type(spec).__name__} has a key_rotation or .* stores .*{name}"):
+        PagedKVCache(spec, num_blocks=4)
+
+
+# ---- results and queries of other dtypes
+
+CODES = np.dtype(ml_dtypes.float8_e4m3fn)
+FLOAT8: dict[str, dict[str, Any]] = {
+    "float8 query": {"query": CODES},
+    "float8 query, out in float32": {"query": CODES, "out": np.float32},
+    "float8 query and out": {"query": CODES, "out": CODES},
+    "out in float8": {"out": CODES},
+    "output_scale": {"output_scale": 0.5},
+    "out in float8 with output_scale": {"out": CODES, "output_scale": 0.5},
+}
+
+
+@pytest.mark.parametrize("sides", SIDES)
+@pytest.mark.parametrize("name", FLOAT8)
+def test_float8_is_served_where_no_rotation_reads_or_writes_it(name, sides):
+    """Otherwise the error names the rotation and the remedy."""
+    pair = Pair(spec_of(format="int8_token"), sides, layers=1)
+    asked = FLOAT8[name]
+    sequences = pair.both("add_sequence", range(9))
+    batches = [cache.prepare([sequences[i]], 9) for i, cache in enumerate((pair.own, pair.twin))]
+    key, value = pair.new(9, HEADS, DIM), pair.new(9, HEADS, V_DIM)
+    pair.own.write(0, key, value, batches[0])
+    pair.twin.write(0, pair.turn(key, pair.keys), pair.turn(value, pair.values), batches[1])
+    query = normal(9, 4, DIM).astype(asked.get("query", np.float32))
+    options = [{k: v for k, v in asked.items() if k == "output_scale"} for _ in batches]
+    if "out" in asked:
+        for each in options:
+            each["out"] = np.zeros((9, 4, V_DIM), asked["out"])
+    narrow = asked.get("out") == CODES or "output_scale" in asked
+    if pair.keys and "query" in asked:
+        with pytest.raises(UnsupportedOption, match=r"query is float8_e4m3fn.*key_rotation.*pass the query in one"):
+            pair.own.attend(0, query, batches[0], **options[0])
+    elif pair.values and narrow:
+        with pytest.raises(UnsupportedOption, match=r"(out is float8|output_scale is).*value_rotation.*quantize the"):
+            pair.own.attend(0, query, batches[0], **options[0])
+        assert not options[0].get("out", np.zeros(1)).view(np.uint8).any()
+    else:
+        found = pair.own.attend(0, query, batches[0], **options[0])
+        assert found is options[0].get("out", found)
+        expected = pair.twin.attend(0, pair.turn(query, pair.keys), batches[1], **options[1])
+        assert found.dtype == expected.dtype
+        assert found.tobytes() == pair.turn(expected, pair.values).tobytes()
+    for cache, batch in zip((pair.own, pair.twin), batches, strict=True):
+        cache.abandon(batch)
+
+
+@pytest.mark.parametrize("sides", SIDES)
+def test_an_output_that_overlaps_the_query_is_refused_with_each_rotation(sides):
+    pair = Pair(AttentionSpec(HEADS, DIM, dtype="float32", num_query_heads=4), sides, layers=1)
+    with pair.own.prepare([pair.own.add_sequence(range(9))], 9) as batch:
+        pair.own.write(0, pair.new(9, HEADS, DIM), pair.new(9, HEADS, DIM), batch)
+        held = pair.new(10, 4, DIM)
+        before = held.copy()
+        with pytest.raises(UnsupportedOption, match=r"out.*query"):
+            pair.own.attend(0, held[:9], batch, out=held[1:])
+        np.testing.assert_array_equal(held, before)
+        pair.own.abandon(batch)
+
+
+def test_scratch_rows_have_the_size_of_the_batch():
+    cache = PagedKVCache(rotated(spec_of(), "both"), num_blocks=9)
+    batch, sequence = cache.make_batch(1, 12), cache.add_sequence(range(30))
+    for count, extra in ((1, 0), (12, 0), (3, 0), (2, 11)):
+        cache.prepare([sequence], count, out=batch)
+        rows = count + extra
+        cache.write(0, normal(count, HEADS, DIM), normal(count, HEADS, V_DIM), batch)
+        assert not cache.attend(0, normal(rows, 4, DIM), batch)[count:].any()
+        cache.commit(batch)
+        shapes = sorted(array.shape for arrays in batch._scratch._free.values() for array in arrays)
+        padded = [(24, 4, DIM)] if extra else []
+        assert shapes == [(12, HEADS, DIM), (12, HEADS, V_DIM), (12, 4, DIM), *padded]
 
 
 def test_caches_whose_attention_is_the_callers_refuse_rotations():
@@ -353,6 +479,6 @@ def error_of(format: str, **rotations: str) -> float:
 
 @pytest.mark.parametrize("format", GAINS)
 def test_attention_over_few_bits_has_a_smaller_error_with_rotated_keys(format):
-    plain, turned = error_of(format), error_of(format, key_rotation="hadamard")
-    print(f"{format}: error of attention {plain:.3f}, {turned:.3f} with rotated keys")
-    assert turned < GAINS[format] * plain
+    plain, with_rotation = error_of(format), error_of(format, key_rotation="hadamard")
+    print(f"{format}: error of attention {plain:.3f}, {with_rotation:.3f} with rotated keys")
+    assert with_rotation < GAINS[format] * plain

@@ -70,6 +70,10 @@ class EncoderInputs(Protocol):
     def num_tokens(self) -> int:
         """Number of encoder tokens that the step writes."""
 
+    @property
+    def max_tokens(self) -> int:
+        """Number of encoder tokens that the batch has room for."""
+
 
 class StepInputs(Protocol):
     """The arrays of a step that the operations of a layer use; `Batch` has them."""
@@ -81,6 +85,10 @@ class StepInputs(Protocol):
     @property
     def num_tokens(self) -> int:
         """Number of new tokens of the step."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Number of new tokens that the batch has room for."""
 
     @property
     def rows(self) -> Tensor:
@@ -103,5 +111,5 @@ class StepInputs(Protocol):
         """Encoder tokens; None in a cache without cross-attention layers."""
 
     @property
-    def scratch(self) -> RowScratch:
+    def _scratch(self) -> RowScratch:
         """Arrays for rotated rows."""

@@ -91,8 +91,6 @@ class Batch:
         The same arrays on the host, from which those on the device were copied.
     cross : CrossArrays or None
         Encoder tokens; None in a cache without cross-attention layers.
-    scratch : RowScratch
-        Arrays for the rows of layers with rotations, which their `write` and `attend` allocate in the first step.
     """
 
     def __init__(
@@ -125,7 +123,7 @@ class Batch:
             else SealedInputs(sealed[group][0], arrays.sealed_lens, sealed[group][1])
             for group in range(len(slots))
         ]
-        self.scratch = RowScratch()
+        self._scratch = RowScratch()
         self._groups = [BatchGroup(*parts) for parts in zip(slots, tables, plans, inputs, strict=True)]
 
     @property

@@ -17,8 +17,8 @@ BY_CHANNEL = ("key_bounds", "label_channels")
 
 def rotation_of(spec: object, side: Side) -> str | None:
     """Return the rotation of keys or values: the attribute `key_rotation` or `value_rotation`; None without one."""
-    found: str | None = getattr(spec, f"{side}_rotation", None)
-    return found
+    rotation: str | None = getattr(spec, f"{side}_rotation", None)
+    return rotation
 
 
 def is_rotated(spec: object) -> bool:
@@ -26,7 +26,7 @@ def is_rotated(spec: object) -> bool:
     return rotation_of(spec, "key") is not None or rotation_of(spec, "value") is not None
 
 
-def check_rotation(side: Side, given: object, dim_name: str, dim: int) -> None:
+def check_rotation(side: Side, rotation: object, dim_name: str, dim: int) -> None:
     """Raise an error unless a rotation of keys or values is known and serves their dim.
 
     Raises
@@ -37,13 +37,13 @@ def check_rotation(side: Side, given: object, dim_name: str, dim: int) -> None:
         A dim that is not a multiple of `LEAST_BLOCK`.
     """
     name = f"{side}_rotation"
-    if given is None:
+    if rotation is None:
         return
-    if not isinstance(given, str) or given != HADAMARD:
-        raise UnsupportedOption(f"{name} is {shown(given)}; use {HADAMARD!r}, or None for no rotation")
+    if not isinstance(rotation, str) or rotation != HADAMARD:
+        raise UnsupportedOption(f"{name} is {shown(rotation)}; use {HADAMARD!r}, or None for no rotation")
     if dim % LEAST_BLOCK:
         raise ShapeError(
-            f"{dim_name} is {dim}, but {name} {given!r} needs a multiple of {LEAST_BLOCK}; leave {name} out, or pad "
+            f"{dim_name} is {dim}, but {name} {rotation!r} needs a multiple of {LEAST_BLOCK}; leave {name} out, or pad "
             "the heads with zeros"
         )
 

@@ -154,6 +154,8 @@ def check_spec(spec: object, who: str = "spec", *, attends: bool = False) -> Non
         Require that `write` and `attend` can serve a plane named "key" or "value": both must be present, with equal
         numbers of heads, ``(heads, dim)`` per token and of a float dtype. With the attribute `format` they hold its
         codes, and planes "key_scale" and "value_scale" its scales; `value_format` is that of values, if it differs.
+        With the attributes `key_rotation` and `value_rotation` they hold rotated rows, as those of an AttentionSpec;
+        a cache refuses rotations of other planes.
         Planes of other names are only stored.
 
     Raises
