@@ -3,6 +3,7 @@
 import random
 import threading
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -84,6 +85,26 @@ def test_attend_takes_every_option_over_the_spec():
     found, lse = cache.attend(0, query, batch, window=3, softcap=0.0, sinks=None, scale=0.7, return_lse=True)
     np.testing.assert_allclose(found, dense_attention(query, key, value, window=3, scale=0.7), atol=1e-5)
     assert lse.shape == (9, 4)
+
+
+def test_attend_takes_queries_and_returns_outputs_in_float8():
+    cache = make(AttentionSpec(2, 8, dtype="bfloat16", num_query_heads=4))
+    sequence = cache.add_sequence(range(9))
+    batch = cache.prepare([sequence], 9)
+    key, value, query = (
+        normal(9, heads, 8, seed=heads).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) for heads in (2, 1, 4)
+    )
+    value = np.repeat(value, 2, axis=1)
+    cache.write(0, key.astype(ml_dtypes.bfloat16), value.astype(ml_dtypes.bfloat16), batch)
+    codes = query.astype(ml_dtypes.float8_e4m3fn)
+    factors = np.array([0.5, 2.0], np.float32)
+    expected = dense_attention(query * factors.repeat(2)[:, None], key, value)
+    found = cache.attend(0, codes, batch, query_scale=factors)
+    assert found.dtype == ml_dtypes.bfloat16
+    np.testing.assert_allclose(found.astype(np.float32), expected, atol=0.05)
+    narrow = cache.attend(0, codes, batch, query_scale=factors, output_scale=0.25)
+    assert narrow.dtype == codes.dtype
+    np.testing.assert_allclose(narrow.astype(np.float32) * 0.25, expected, atol=0.05, rtol=1 / 16)
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])

@@ -34,6 +34,17 @@ def neighbours(numbers: Array, slack: float) -> tuple[Array, Array]:
     return low, high
 
 
+def numbers_near_ties() -> Array:
+    """Return float32 codes, their midpoints, the float32 numbers next to these, numbers beyond 448 and NaN."""
+    codes = np.arange(0x7F, dtype=np.uint8).view(E4M3).astype(np.float32)
+    ties = (codes[:-1] + codes[1:]) / 2
+    assert ties.dtype == np.float32
+    below, above = np.nextafter(ties, np.float32(0)), np.nextafter(ties, np.float32(1e9))
+    assert ((below < ties) & (ties < above)).all()
+    numbers = np.concatenate([codes, ties, below, above, np.array([449, 464, 1e4, np.inf], np.float32)])
+    return np.concatenate([numbers, -numbers, np.array([np.nan], np.float32)])
+
+
 def assert_rounded_once(out: Array, expected: Array, scale: float, slack: float) -> None:
     """Check that each code is that of a number within `slack` of the expected one, divided by the scale."""
     assert out.dtype == E4M3

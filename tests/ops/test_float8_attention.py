@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from pagecore import SealedBlocks
+from pagecore.arrays import Tensor, as_tensor
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.ops import paged_attention, plan_attention
 from tests.ops.cases import DTYPES, Case, Shape, assert_lse_close, assert_output_close, make_case, random_mask, snapshot
@@ -16,6 +18,7 @@ from tests.ops.float8_cases import (
     E5M2,
     assert_rounded_once,
     dequantised,
+    numbers_near_ties,
     with_float8_query,
 )
 from tests.ops.format_cases import make_format_case
@@ -52,12 +55,14 @@ def test_a_float8_query_gives_the_attention_of_its_numbers(scale, cache_dtype):
     assert_lse_close(lse, expected_lse, "bfloat16")
 
 
-def test_a_new_output_of_a_float8_query_is_bfloat16():
-    for cache_dtype in ("bfloat16", "float16"):
+def test_a_new_output_of_a_float8_query_is_bfloat16_or_float16_over_float16():
+    for cache_dtype in ("bfloat16", "float16", "float32"):
         case = float8_case(replace(MIXED, cache_dtype=cache_dtype))
         out = case.run(query_scale=0.5)
-        assert out.dtype == BF16
+        assert out.dtype == (np.float16 if cache_dtype == "float16" else BF16)
         assert_output_close(out, dequantised(case, 0.5).expect()[0])
+    half = float8_case(replace(MIXED, cache_dtype="float16"))
+    assert replace(half, value_cache=half.value_cache.astype(np.float32)).run().dtype == BF16
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
@@ -111,10 +116,7 @@ def single_value(values: np.ndarray, dtype: np.dtype = DTYPES["float32"], **more
 
 @pytest.mark.parametrize("scale", [1.0, 0.25, 2.0**-100, 2.0**40])
 def test_ties_go_to_even_and_large_numbers_saturate(scale):
-    codes = np.arange(0x7F, dtype=np.uint8).view(E4M3).astype(np.float64)
-    ties = (codes[:-1] + codes[1:]) / 2
-    numbers = np.concatenate([codes, ties, np.nextafter(ties, 0), np.nextafter(ties, 1e9), [449, 464, 1e4, np.inf]])
-    numbers = np.concatenate([numbers, -numbers, [np.nan]]).astype(np.float32)
+    numbers = numbers_near_ties()
     numbers = np.pad(numbers, (0, -len(numbers) % 16)).reshape(-1, 16)
     got = single_value(numbers * np.float32(scale), output_scale=scale).astype(np.float32)
     want = np.clip(numbers, -448, 448).astype(E4M3).astype(np.float32)
@@ -205,13 +207,26 @@ def test_the_output_may_be_the_float8_query_itself():
 REFUSED = [
     ({"query_scale": 0.0}, UnsupportedOption, "query_scale holds 0.0; .*1.18e-38 or more"),
     ({"query_scale": -1.0}, UnsupportedOption, "query_scale holds -1.0"),
-    ({"query_scale": float("nan")}, UnsupportedOption, "query_scale holds nan"),
+    ({"query_scale": np.array([-1.0])}, UnsupportedOption, "query_scale holds -1.0"),
+    ({"query_scale": np.array(-1.0)}, UnsupportedOption, "query_scale holds -1.0"),
+    ({"query_scale": np.float32(-1)}, UnsupportedOption, "query_scale holds -1.0"),
+    ({"query_scale": np.array([1, -2])}, UnsupportedOption, "query_scale holds -2.0"),
+    ({"query_scale": np.array([1.0, -2.0])}, UnsupportedOption, "query_scale holds -2.0"),
+    ({"query_scale": np.array([1.0, 0.0], np.float32)}, UnsupportedOption, "query_scale holds 0.0"),
+    ({"query_scale": np.array([[1.0]])}, ShapeError, "query_scale has shape"),
+    ({"query_scale": np.array([True])}, UnsupportedDtype, "query_scale must be numbers"),
+    ({"query_scale": float("nan")}, UnsupportedOption, "query_scale is nan"),
+    ({"query_scale": np.array([np.nan, 1.0])}, UnsupportedOption, "query_scale holds nan"),
     ({"query_scale": [1.0, float("inf")]}, UnsupportedOption, "query_scale holds inf"),
     ({"query_scale": [1.0, 2.0, 3.0]}, ShapeError, r"query_scale has shape \(3,\); it must be \[2\]"),
     ({"query_scale": True}, UnsupportedOption, "query_scale is True"),
     ({"query_scale": "1"}, UnsupportedDtype, "query_scale must be numbers"),
     ({"output_scale": 0.0}, UnsupportedOption, "output_scale holds 0.0"),
-    ({"output_scale": float("nan")}, UnsupportedOption, "output_scale holds nan"),
+    ({"output_scale": float("nan")}, UnsupportedOption, "output_scale is nan"),
+    ({"output_scale": 1e-40}, UnsupportedOption, "output_scale holds .*e-41; .*1.18e-38 or more"),
+    ({"output_scale": np.array([1e-40])}, UnsupportedOption, "output_scale holds .*e-41"),
+    ({"output_scale": np.float64(-2)}, UnsupportedOption, "output_scale holds -2.0"),
+    ({"output_scale": 1e39}, UnsupportedOption, "output_scale is 1e.39; it must be finite"),
     ({"output_scale": [1.0, 2.0]}, ShapeError, r"output_scale has shape \(2,\); it must be \[1\]"),
     ({"output_scale": 1.0, "out": "bfloat16"}, UnsupportedOption, "output_scale is given and out is bfloat16"),
     ({"out": "float8_e5m2"}, UnsupportedDtype, "out is float8_e5m2; it must be bfloat16"),
@@ -241,3 +256,36 @@ def test_an_output_that_shares_memory_with_the_query_in_another_dtype_is_refused
     out = case.query.view(E4M3)[..., :64]
     with pytest.raises(UnsupportedOption, match="out shares memory with query"):
         case.run(out=out)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fnuz", "float8_e5m2fnuz", "float64", "uint8", "int64"])
+def test_a_refused_query_lists_the_dtypes_of_queries(dtype):
+    numbers = np.zeros((2, 4, 64), np.dtype(getattr(ml_dtypes, dtype, dtype)))
+    cache = np.zeros((2, 16, 2, 64), BF16)
+    with pytest.raises(UnsupportedDtype, match=rf"query is {dtype}; float32, .*float8_e4m3fn and float8_e5m2 are"):
+        paged_attention(numbers, cache, cache, [[1], [1]], [3, 4])
+
+
+class Producer:
+    """An array of another library that has DLPack and nothing else, or a dtype that raises."""
+
+    def __init__(self, array: Tensor, raises: bool = False) -> None:
+        self._array, self._raises = array, raises
+
+    @property
+    def dtype(self) -> object:
+        raise RuntimeError("the array was deleted") if self._raises else AttributeError("dtype")
+
+    def __dlpack__(self, **options: object) -> object:
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._array.__dlpack_device__()
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_float8_query_of_a_dlpack_producer(raises):
+    case = float8_case()
+    expected = case.run(query_scale=0.5)
+    got = replace(case, query=Producer(as_tensor(case.query), raises)).run(query_scale=0.5, out=np.empty_like(expected))
+    np.testing.assert_array_equal(got.view(np.uint8), expected.view(np.uint8))

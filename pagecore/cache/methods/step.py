@@ -263,7 +263,8 @@ class StepMethods(PartsOwner):
         T is the batch's `num_tokens`, or more with trailing padding, whose output is 0. All options of
         `paged_attention` are accepted except `rows` and `cu_query_lens`, which the batch supplies; window, scale,
         softcap and sinks default to those of the layer's spec. Returned are ``[T, num_query_heads, v_head_dim]`` in the
-        framework and dtype of the query. For layers with latents, `query` is the pair ``(query_latent, query_rope)`` of
+        framework of the query, and in its dtype unless it is float8 or `out` or `output_scale` is given: then the dtype
+        is that of `paged_attention`. For layers with latents, `query` is the pair ``(query_latent, query_rope)`` of
         `latent_attention`, with its options and result.
 
         Raises

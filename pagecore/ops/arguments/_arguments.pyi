@@ -7,6 +7,7 @@ from pagecore.arrays import Tensor
 from pagecore.arrays.dtypes.formats import FORMATS as FORMATS
 
 def float_array(array: Any, name: str) -> Tensor: ...
+def unlisted_dtype(array: Any) -> str | None: ...
 
 # Everything in _place is for cimport.
 

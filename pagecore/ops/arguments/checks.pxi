@@ -48,7 +48,7 @@ cdef Tensor float_tensor(object array, str name, int ndim, int first_full, str a
     return tensor
 
 
-cdef str unlisted_dtype(object array):
+cpdef str unlisted_dtype(object array):
     """Return the name of an array's dtype if the dtype table lacks it, else None."""
     try:
         name = str(array.dtype).rpartition(".")[2]

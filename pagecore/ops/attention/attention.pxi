@@ -155,16 +155,17 @@ def paged_attention(
         have the others, and entries of `block_table` before them are not used. The caches have float32, float16 or
         bfloat16 numbers. All options apply to both, and count positions of the whole sequence.
     query_scale : float, or [Hkv], optional
-        Factor of a float8 query, for the layer or for the query heads of each key head; 1 by default, above 0. Other
-        queries have none.
+        Factor of a float8 query, for the layer or for the query heads of each key head; 1 by default. Other queries
+        have none. Numbers on the host must be normal float32 above 0 (1.18e-38 or more); numbers on CUDA, float32
+        there, are not checked, here and below.
     output_scale : float, or array of one number, optional
-        Divisor of an output in float8_e4m3fn, above 0; 1 by default. The output is
+        Divisor of an output in float8_e4m3fn, with the limits of `query_scale`; 1 by default. The output is
         ``attention / output_scale``, rounded once to the nearest code, ties to even. Numbers beyond 448 saturate, and
         NaN stays NaN. Without `out`, a new array in float8_e4m3fn is returned.
     out : array, [T, Hq, Dv], optional
         Array for the output; it is returned. Its dtype is that of `query` or float8_e4m3fn; with a float8 query it may
-        be any of float32, float16, bfloat16 and float8_e4m3fn, and a new array is bfloat16. It may be `query` itself,
-        in the same dtype; otherwise it must not overlap any input.
+        be any of float32, float16, bfloat16 and float8_e4m3fn, and a new array is bfloat16, or float16 over float16
+        caches. It may be `query` itself, in the same dtype; otherwise it must not overlap any input.
     return_lse : bool
         Return ``(out, lse)``. lse is the natural logarithm of the denominator of the softmax, float32 [T, Hq].
     plan : AttentionPlan, optional
@@ -296,7 +297,7 @@ def paged_attention(
     cdef Tensor key_scales = scale_numbers(key_factor, "key_scale", num_kv_heads, False, &place)
     cdef Tensor value_scales = scale_numbers(value_factor, "value_scale", num_kv_heads, False, &place)
     cdef double out_factor
-    cdef int out_code = output_dtype(out, output_scale, q)
+    cdef int out_code = output_dtype(out, output_scale, q, keys, values)
     cdef Tensor query_scales = read_query_scale(query_scale, q, num_kv_heads, &factor, &place)
     cdef Tensor out_scale = read_output_scale(output_scale, &out_factor, &place)
 

@@ -6,7 +6,7 @@ rounded once, from float32: by the kernel on CUDA, and from an array of the call
 
 from libc.stdint cimport int64_t
 
-from pagecore.arrays.dtypes.codes cimport CPU, FLOAT8_E4M3FN, FLOAT8_E5M2, FLOAT32, LAST_FLOAT, DType
+from pagecore.arrays.dtypes.codes cimport CPU, FLOAT8_E4M3FN, FLOAT8_E5M2, LAST_FLOAT, DType
 from pagecore.arrays.tensors._tensor cimport Tensor, as_tensor, new_tensor, size_of
 from pagecore.ops.args cimport Format
 from pagecore.ops.arguments._arguments cimport (
@@ -15,10 +15,13 @@ from pagecore.ops.arguments._arguments cimport (
     any_tensor,
     check_last_axis,
     check_rank,
-    divisors,
+    finite_number,
     float_tensor,
+    head_numbers,
     is_plain,
     new_result,
+    scale_numbers,
+    viewed,
 )
 from pagecore.ops.codecs._codecs cimport convert_rows
 from pagecore.ops.cpu._cpu cimport dequantize as run_dequantize, quantize as run_quantize
@@ -30,26 +33,38 @@ from pagecore.arrays.cuda.current import runtime
 from pagecore.arrays.dtypes.dtype import DTYPES
 from pagecore.arrays.tensors.results import lasts_for_graphs
 from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.ops.arguments._arguments import unlisted_dtype
 
 # The inverse of a smaller scale may overflow float32.
-SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
+cdef double smallest_scale = np.finfo(np.float32).tiny
+cdef int FLOAT16 = DTYPES.index("float16")
+cdef str QUERIES = "float32, float16, bfloat16, float8_e4m3fn and float8_e5m2 are supported: convert it"
 
 
 cdef bint is_float8(Tensor tensor) noexcept:
     return tensor.dtype_code == FLOAT8_E4M3FN or tensor.dtype_code == FLOAT8_E5M2
 
 
+cdef bint is_half(StoredCache cache) noexcept:
+    return is_plain(cache) and cache.codes.dtype_code == FLOAT16
+
+
 cdef Tensor query_tensor(object query):
     """Return a view of [num_tokens, num_query_heads, head_dim] in a float dtype, or in float8."""
     cdef str axes = "[num_tokens, num_query_heads, head_dim]"
-    cdef Tensor tensor = None
+    cdef Tensor tensor
     cdef int axis
     try:
         tensor = any_tensor(query, "query")
-    except UnsupportedDtype:  # float_tensor lists the dtypes
-        pass
-    if tensor is None or not is_float8(tensor):
-        return float_tensor(query if tensor is None else tensor, "query", 3, 1, axes)
+    except UnsupportedDtype:
+        dtype = unlisted_dtype(query)
+        if dtype is None:
+            raise
+        raise UnsupportedDtype(f"query is {dtype[:80]}; {QUERIES}") from None
+    if tensor.dtype_code <= LAST_FLOAT:
+        return float_tensor(tensor, "query", 3, 1, axes)
+    if not is_float8(tensor):
+        raise UnsupportedDtype(f"query is {tensor.dtype}; {QUERIES}")
     check_rank(tensor, "query", 3, axes)
     for axis in range(1, 3):
         if tensor.shape_[axis] == 0:
@@ -58,9 +73,11 @@ cdef Tensor query_tensor(object query):
     return tensor
 
 
-cdef int output_dtype(object out, object output_scale, Tensor query) except -1:
+cdef int output_dtype(object out, object output_scale, Tensor query, StoredCache keys, StoredCache values) except -1:
     """Return the code of the dtype that the output has, or must have."""
-    cdef int default = LAST_FLOAT if is_float8(query) else query.dtype_code  # bfloat16
+    cdef int default = query.dtype_code
+    if is_float8(query):
+        default = FLOAT16 if is_half(keys) and is_half(values) else LAST_FLOAT  # bfloat16
     if out is None:
         return default if output_scale is None else FLOAT8_E4M3FN
     cdef int given = any_tensor(out, "out").dtype_code
@@ -95,46 +112,46 @@ cdef Tensor read_query_scale(object scale, Tensor query, int64_t num_kv_heads, d
             f"query_scale is given and query is {query.dtype}; only a float8 query has a scale: leave query_scale out, "
             "or multiply scale by it"
         )
-    check_positive(scale, "query_scale")
-    cdef Tensor numbers = divisors(scale, "query_scale", num_kv_heads, place, &number)
+    cdef Tensor numbers = positive_scales(scale, "query_scale", num_kv_heads, &number, place)
     factor[0] *= number
     return numbers
 
 
 cdef Tensor read_output_scale(object scale, double* factor, const Place* place):
     """Set `factor` to the inverse of one number, or return an array of one number, which is on CUDA."""
-    cdef float number
-    factor[0] = 1.0
-    if scale is None:
-        return None
-    check_positive(scale, "output_scale")
-    cdef Tensor numbers = divisors(scale, "output_scale", 1, place, &number)
-    if numbers is not None and numbers.device_type == CPU:
-        number = (<float*>numbers.data)[0]
-        numbers = None
+    cdef float number = 1.0
+    cdef Tensor numbers = None if scale is None else positive_scales(scale, "output_scale", 1, &number, place)
     factor[0] = 1.0 / number
     return numbers
 
 
-cdef int check_positive(object scale, str name) except -1:
-    """Check the numbers that are on the host; `divisors` refuses everything else."""
-    try:
-        values = scale if isinstance(scale, (float, int, list, tuple)) else any_tensor(scale, name)
-        if isinstance(values, Tensor):
-            if (<Tensor>values).device_type != CPU:
-                return 0
-            values = (<Tensor>values).numpy()
-        with np.errstate(all="ignore"):
-            numbers = np.asarray(values, np.float32).reshape(-1)
-    except MemoryError:
-        raise
-    except Exception:  # objects of others may raise anything
-        return 0
-    good = (numbers >= SMALLEST_SCALE) & (numbers < np.inf)
-    if not good.all():
-        raise UnsupportedOption(
-            f"{name} holds {numbers[np.argmin(good)]}; as a float32 it must be {SMALLEST_SCALE:.3g} or more, and finite"
-        )
+cdef Tensor positive_scales(object scale, str name, int64_t num_heads, float* number, const Place* place):
+    """Return numbers of heads, or set `number` if all heads have the same; numbers on CUDA are not read."""
+    cdef Place host
+    cdef Tensor given, scales
+    number[0] = 1.0
+    if isinstance(scale, (float, int)):
+        number[0] = <float>finite_number(scale, name)
+        check_positive(number[0], name)
+        return None
+    given = viewed(scale, name)
+    if given is not None and given.device_type != CPU:
+        return scale_numbers(scale, name, num_heads, False, place)
+    host.device_type, host.device_id, host.stream, host.name = CPU, 0, 0, place.name
+    scales = scale_numbers(scale, name, num_heads, False, &host)
+    if scales is None:  # all are 1
+        return None
+    values = scales.numpy().astype(np.float32)
+    check_positive(values.min(), name)
+    if values.min() == values.max():
+        number[0] = values[0]
+        return None
+    return head_numbers(scales, name, num_heads, place)
+
+
+cdef int check_positive(float number, str name) except -1:
+    if not number >= smallest_scale:
+        raise UnsupportedOption(f"{name} holds {number}; as a float32 it must be {smallest_scale:.3g} or more")
     return 0
 
 
