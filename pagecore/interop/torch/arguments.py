@@ -30,6 +30,8 @@ ATTENTION_ARRAYS = "query key_cache value_cache block_table seq_lens out"
 # Types of each option that torch accepts without a check; `_check_option` decides about other types.
 _ARRAY = (torch.Tensor, type(None))
 _NUMBER = (float, int, torch.SymFloat, torch.SymInt)
+_LARGEST = torch.finfo(torch.float32).max
+SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # of a float8 query or output
 _BOOLS = (bool, np.bool_, torch.SymBool)
 # Given for a layer or for each head.
 _FACTORS = ("key_scale", "value_scale", "query_scale", "output_scale")
@@ -114,8 +116,11 @@ def _refuse_gradients(given: tuple[Any, ...]) -> None:
             )
 
 
-def per_head_scale(scale: Scale, key_cache: torch.Tensor) -> Any:
-    """Expand a number, or a tensor of one, to a float32 tensor ``[Hkv]``; return any other value unchanged."""
+def per_head_scale(name: str, scale: Scale, key_cache: torch.Tensor, least: float | None = None) -> Any:
+    """Expand a number, or a tensor of one, to a float32 tensor ``[Hkv]``; return any other value unchanged.
+
+    Numbers must be finite as a float32, and at least `least`. The kernel checks tensors that are on the host.
+    """
     if _is_bool(scale):
         return scale
     if isinstance(scale, torch.Tensor):
@@ -124,14 +129,24 @@ def per_head_scale(scale: Scale, key_cache: torch.Tensor) -> Any:
         return scale.float().reshape(1).repeat(_num_kv_heads(key_cache))  # its value may be on a device
     if not isinstance(scale, (*_NUMBER, np.number)) or not isinstance(key_cache, torch.Tensor):
         return scale
-    return torch.full((_num_kv_heads(key_cache),), float(scale), dtype=torch.float32, device=key_cache.device)
+    num_kv_heads = _num_kv_heads(key_cache)
+    return torch.full((num_kv_heads,), _checked(name, scale, least), dtype=torch.float32, device=key_cache.device)
 
 
-def one_scale(scale: Scale, key_cache: torch.Tensor) -> Any:
-    """Return a number as a float32 tensor ``[1]``; return any other value unchanged."""
+def one_scale(name: str, scale: Scale, key_cache: torch.Tensor, least: float) -> Any:
+    """Return a number of at least `least` as a float32 tensor ``[1]``; return any other value unchanged."""
     if _is_bool(scale) or not isinstance(scale, (*_NUMBER, np.number)) or not isinstance(key_cache, torch.Tensor):
         return scale
-    return torch.full((1,), float(scale), dtype=torch.float32, device=key_cache.device)
+    return torch.full((1,), _checked(name, scale, least), dtype=torch.float32, device=key_cache.device)
+
+
+def _checked(name: str, scale: Any, least: float | None) -> float:
+    number = float(scale)
+    if not abs(number) <= _LARGEST:
+        raise UnsupportedOption(f"{name} is {number}; it must be finite as a float32")
+    if least is not None and number < least:
+        raise UnsupportedOption(f"{name} holds {number}; as a float32 it must be {least:.3g} or more")
+    return number
 
 
 def _num_kv_heads(key_cache: torch.Tensor) -> int:

@@ -10,6 +10,7 @@ from pagecore import ops
 from pagecore.errors import ShapeError, UnsupportedOption, shown
 from pagecore.interop.torch import registration
 from pagecore.interop.torch.arguments import (
+    SMALLEST_SCALE,
     Scale,
     Window,
     check_arguments,
@@ -155,13 +156,13 @@ def paged_attention(
     options |= {"window": window, "chunk": chunk, "sink_tokens": sink_tokens}
     take_limits(options)
     if key_scale is not None:
-        options["key_scale"] = per_head_scale(key_scale, key_cache)
+        options["key_scale"] = per_head_scale("key_scale", key_scale, key_cache)
     if value_scale is not None:
-        options["value_scale"] = per_head_scale(value_scale, key_cache)
+        options["value_scale"] = per_head_scale("value_scale", value_scale, key_cache)
     if query_scale is not None:
-        options["query_scale"] = per_head_scale(query_scale, key_cache)
+        options["query_scale"] = per_head_scale("query_scale", query_scale, key_cache, SMALLEST_SCALE)
     if output_scale is not None:
-        options["output_scale"] = one_scale(output_scale, key_cache)
+        options["output_scale"] = one_scale("output_scale", output_scale, key_cache, SMALLEST_SCALE)
     refuse_stream(options)
     take_sealed(options)
     if type(options.get("plan")) is ops.AttentionPlan:

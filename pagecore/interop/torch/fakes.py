@@ -12,6 +12,7 @@ from pagecore.interop.torch.arguments import SEALED_PLANES
 from pagecore.interop.torch.plans import check_lengths, check_plan, empty_plan
 
 _CODES = (torch.int8, torch.uint8)
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _QUERY_CODES = (torch.float8_e4m3fn, torch.float8_e5m2)
 _WRITTEN = ("key_scale_cache", "value_scale_cache", "key_min", "key_max", "label")
 
@@ -34,7 +35,9 @@ def _paged_attention(query: Any, key_cache: Any, value_cache: Any, table: Any, l
     _refuse_meta_mix(query, block_table=table, seq_lens=lens, **options)
     check_plan(options.get("plan"), query, key_cache, lens, options.get("sink_tokens", 0) > 0)
     dim = value_cache.shape[3] * (2 if value_cache.dtype == torch.uint8 else 1)  # a byte of a format holds two numbers
-    dtype = query.dtype if query.dtype not in _QUERY_CODES else torch.bfloat16
+    dtype = query.dtype
+    if dtype in _QUERY_CODES:
+        dtype = torch.float16 if key_cache.dtype == value_cache.dtype == torch.float16 else torch.bfloat16
     if options.get("output_scale") is not None:
         dtype = torch.float8_e4m3fn
     return query.new_empty((query.shape[0], query.shape[1], dim), dtype=dtype)
@@ -50,11 +53,14 @@ def _paged_attention_out(
 ) -> None:
     expected = _paged_attention(query, key_cache, value_cache, table, lens, **options)
     _check_traced(("query", query, 3), ("out", out, 3))
-    taken = {expected.dtype, torch.float8_e4m3fn}
-    if query.dtype in _QUERY_CODES and options.get("output_scale") is None:
-        taken |= {torch.float32, torch.float16}
+    if options.get("output_scale") is not None and out.dtype != torch.float8_e4m3fn:
+        raise UnsupportedOption(
+            f"output_scale is given and out is {out.dtype}; only an output in float8_e4m3fn has a scale: leave "
+            "output_scale out, or pass a tensor of that dtype"
+        )
+    taken = dict.fromkeys((*(_FLOATS if query.dtype in _QUERY_CODES else (expected.dtype,)), torch.float8_e4m3fn))
     if out.dtype not in taken:
-        raise UnsupportedDtype(f"out is {out.dtype}; it must be {expected.dtype}, as query is, or torch.float8_e4m3fn")
+        raise UnsupportedDtype(f"out is {out.dtype}; it must be {' or '.join(map(str, taken))}")
     _refuse_symbolic_offset(out=out)
 
 

@@ -60,7 +60,7 @@ def write_kv(
     refuse_stream(options)
     for name, scale in (("key_scale", key_scale), ("value_scale", value_scale)):
         if scale is not None:
-            options[f"{name}_cache" if is_plane(scale) else name] = per_head_scale(scale, key_cache)
+            options[f"{name}_cache" if is_plane(scale) else name] = per_head_scale(name, scale, key_cache)
     check_arguments(key, value, key_cache, value_cache, slot_mapping, options=options, names=WRITE_ARRAYS)
     registration.write_kv(key, value, key_cache, value_cache, slot_mapping, **options)
 
