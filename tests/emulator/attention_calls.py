@@ -53,7 +53,7 @@ Params = struct(
     int32 num_blocks; int32 block_size; int32 block_shift; int32 causal; int32 window_left; int32 window_right;
     int32 fold_tokens; int32 query_type; int32 key_type; int32 value_type; float scale; float softcap;
     int32 sink_tokens; int16 key_scale_stride; int16 value_scale_stride; int32 out_type; float out_factor;
-    int32 query_scale_stride; int32 end; Selection selection; Tree tree""",
+    int32 query_scale_stride; int32 pad; Selection selection; Tree tree""",
 )
 assert ctypes.sizeof(Params) == 560
 

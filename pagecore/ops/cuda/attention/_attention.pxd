@@ -71,8 +71,8 @@ cdef str select_kernel(const KernelQuery& query, bint decode, PcLaunchShape* sha
 # `selected` is None, or has lists on the device; such a call plans its own batch, batch-invariant if `plan` is.
 # `sealed` is None, or is on the device; the caches are then plain.
 #
-# `out` is of the dtype of `query`, or float8_e4m3fn: then the output is multiplied by `out_factor`, or if `out_scale` is
-# not None divided by its number. `query_scale` has factors for each key head, or is None.
+# `out` has the dtype of `query`, or float8_e4m3fn. A float8 output is multiplied by `out_factor`; if `out_scale` is not
+# None, it is divided by the number of that array instead. `query_scale` has factors for each key head, or is None.
 #
 # `planned` is a plan in an array of the caller, uint8 on the device (see plan_lengths); it excludes `plan`. With
 # `checks_plan` it is compared with the lengths and options of the call, which waits for the device. Without either plan
@@ -82,4 +82,5 @@ cdef int attention(
     Tensor cu_query_lens, AttentionPlan plan, Tensor planned, double scale, bint causal, int64_t window_left,
     int64_t window_right, int64_t sink_tokens, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask,
     TreeMask tree, Tensor key_scale, Tensor value_scale, Tensor query_scale, double out_factor, Tensor out_scale,
-    Selected selected, Sealed sealed, Tensor out, Tensor lse, bint checks_plan, object example, const Place* place) except -1
+    Selected selected, Sealed sealed, Tensor out, Tensor lse, bint checks_plan, object example,
+    const Place* place) except -1

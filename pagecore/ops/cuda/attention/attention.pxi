@@ -56,7 +56,8 @@ cdef int attention(
         Tensor cu_query_lens, AttentionPlan plan, Tensor planned, double scale, bint causal, int64_t window_left,
         int64_t window_right, int64_t sink_tokens, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask,
         TreeMask tree, Tensor key_scale, Tensor value_scale, Tensor query_scale, double out_factor, Tensor out_scale,
-        Selected selected, Sealed sealed, Tensor out, Tensor lse, bint checks_plan, object example, const Place* place) except -1:
+        Selected selected, Sealed sealed, Tensor out, Tensor lse, bint checks_plan, object example,
+        const Place* place) except -1:
     cdef PcAttentionParams p
     cdef PcStoredAttentionParams stored
     cdef PcSealedAttentionParams older  # absent: its codes have 0 bits
