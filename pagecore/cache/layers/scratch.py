@@ -75,7 +75,7 @@ def new_rows(shape: tuple[int, ...], rows: Tensor, name: str, example: object, s
     return new_result(shape, rows.dtype, example, device, stream)
 
 
-def in_framework(rows: Tensor, example: object) -> Any:
+def in_framework(rows: Tensor, example: Any) -> Any:
     """Return lent rows as an array of the framework of `example`, which allocated them on a device."""
     owner: Any = getattr(rows.allocation, "producer", rows.allocation)
     if type(owner) is type(example):
