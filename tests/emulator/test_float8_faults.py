@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 FLOAT8_FAULTS = {
     "scores without the scale of queries": Fault("query_scale", "const float query_scale = 1.0f;"),
-    "codes of prompts past their dims": Fault("output_codes_past_dims"),
+    "codes of prompts past their dims": Fault("prefill_output_past_dims"),
 }
 
 

@@ -6,9 +6,9 @@
 
 namespace pagecore {
 
-// As load_row_factor, by a choice: with its product, instances for sm_100a spill.
-PC_DEVICE float choose_row_factor(const PcAttentionParams& p, int kv_head) {
-  return load_or(p.value_scale, p.value_scale_stride == 0 ? 0 : kv_head, 1.0f) * load_out_factor(p);
+// The given factor of the values of a key head, by a choice: with a product, instances for sm_100a spill.
+PC_DEVICE float choose_value_scale(const PcAttentionParams& p, int kv_head) {
+  return load_or(p.value_scale, p.value_scale_stride == 0 ? 0 : kv_head, 1.0f);
 }
 
 // The end of a warp's rows, after the last key of an item or of a piece.
@@ -28,7 +28,7 @@ class PrefillOutput {
   // Writes the rows of an item that is a whole tile to the output.
   PC_MEMBER void store_whole(const PcAttentionParams& p, const Heads& heads, const PrefillQueries& item,
                              Sums& sums) const {
-    const float row_factor = choose_row_factor(p, heads.kv);
+    const float value_scale = choose_value_scale(p, heads.kv);
     PC_UNROLL
     for (int m = 0; m < kRowTiles; ++m) {
       complete_softmax(sums.softmax[m]);
@@ -38,8 +38,8 @@ class PrefillOutput {
         const float sink = at.exists ? load_sink(p, at.head) : -pc_infinity();
         const RowEnd end = end_row(sums.softmax[m].top[r] * factor_, sums.softmax[m].sum[r], sink);
         if (at.exists && pc_lane() % 4 == 0) store_lse(p, at.query_row, at.head, end.lse);
-        sums.scale_row(m, r, end.factor * row_factor);
-        end_output_row(p, at, sums, m, r);
+        sums.scale_row(m, r, end.factor * value_scale);
+        gather_row(p, sums, m, r);
       }
     }
     store_rows(p, heads, item);
@@ -70,7 +70,7 @@ class PrefillOutput {
                       bool is_last, Sums& sums) const {
     const int tile_queries = max_of(Tile::kRows / (p.num_query_heads / p.num_kv_heads), 1);
     const pc_int64 own = p.num_partial_rows - (pc_num_blocks_x() - pc_block_x()) * tile_queries;
-    const float row_factor = choose_row_factor(p, heads.kv);
+    const float value_scale = choose_value_scale(p, heads.kv);
     const Global<pc_uint64> partial(p.partial_out);
     float tops[kRowTiles][2], totals[kRowTiles][2];
     PC_UNROLL
@@ -104,8 +104,8 @@ class PrefillOutput {
         if (is_last) {
           const RowEnd end = row.end(at.exists ? load_sink(p, at.head) : -pc_infinity());
           if (at.exists && pc_lane() % 4 == 0) store_lse(p, at.query_row, at.head, end.lse);
-          sums.scale_row(m, r, end.factor * row_factor);
-          end_output_row(p, at, sums, m, r);
+          sums.scale_row(m, r, end.factor * value_scale);
+          gather_row(p, sums, m, r);
           continue;
         }
         tops[m][r] = row.top;
@@ -159,31 +159,23 @@ class PrefillOutput {
     }
   }
 
-  // Packs a row of the output for store_rows, or stores it as codes.
-  PC_MEMBER void end_output_row(const PcAttentionParams& p, const RowPosition& at, const Sums& sums, int m,
-                                int r) const {
-    if (p.out_type != PC_FLOAT8_E4M3) return gather_row(sums, m, r);
-    if (at.exists) store_codes(p, at, sums, m, r);
-  }
-
-  PC_MEMBER void store_codes(const PcAttentionParams& p, const RowPosition& at, const Sums& sums, int m, int r) const {
-    const Global<pc_uint16> target(p.out.data);
-    const pc_int64 to = row_offset(p.out, at.query_row, at.head) / 2 + pc_lane() % 4;
-    PC_UNROLL
-    for (int n = 0; n < kDimTiles; ++n) {
-      if (8 * n >= p.value_dim) continue;  // fault: output_codes_past_dims
-      const pc_uint32 pair = e4m3_pair(sums.o[m][n][2 * r], sums.o[m][n][2 * r + 1]);
-      target.store(to + 4 * n, static_cast<pc_uint16>(pair));
+  // Packs a row of the output into the shared memory of the warp's queries, which are not needed any more, at their
+  // pitch. A pair of codes takes the place of a pair of numbers, so that both need the same registers.
+  PC_MEMBER void gather_row(const PcAttentionParams& p, const Sums& sums, int m, int r) const {
+    if (p.out_type == PC_FLOAT8_E4M3) {
+      const float factor = load_out_factor(p);
+      gather_pairs(sums, m, r, [=](float low, float high) { return e4m3_pair(low * factor, high * factor); });
+    } else {
+      gather_pairs(sums, m, r, [](float low, float high) { return pc_pack<T>(low, high); });
     }
   }
 
-  // Packs a row of the output into the shared memory of the warp's queries, which are not needed any more, at their
-  // pitch.
-  PC_MEMBER void gather_row(const Sums& sums, int m, int r) const {
+  template <typename Pack>
+  PC_MEMBER void gather_pairs(const Sums& sums, int m, int r, Pack pack) const {
     const int first = pc_opaque(Row::at(row_of(m, r), 0) + pc_lane() % 4 * 4);
     PC_UNROLL
     for (int n = 0; n < kDimTiles; ++n) {
-      const pc_uint32 pair = pc_pack<T>(sums.o[m][n][2 * r], sums.o[m][n][2 * r + 1]);
+      const pc_uint32 pair = pack(sums.o[m][n][2 * r], sums.o[m][n][2 * r + 1]);
       const int to = (first ^ ((n & 7) << 4)) + ((n & ~7) << 4);  // Row::at(row, n), from one base register
       shared_.template as<pc_uint32>().store(to / 4, pair);
     }
@@ -191,7 +183,6 @@ class PrefillOutput {
 
   // Copies the packed rows to the output.
   PC_MEMBER void store_rows(const PcAttentionParams& p, const Heads& heads, const PrefillQueries& item) const {
-    if (p.out_type == PC_FLOAT8_E4M3) return;
     pc_sync_warp();
     const Global<T> out(p.out.data);
     const int end = min_of(Tile::kWarpRows, item.num_rows(heads) - pc_warp() * Tile::kWarpRows);
@@ -200,7 +191,21 @@ class PrefillOutput {
       const int row = pc_warp() * Tile::kWarpRows + i / kChunks, chunk = i % kChunks;
       if (chunk * 8 >= p.value_dim) continue;  // fault: prefill_output_past_dims
       const pc_int64 to = row_offset(p.out, item.work.query_begin + row / heads.count, heads.first + row % heads.count);
-      out.store_vector(to + chunk * 8, shared_.load_vector(Row::at(row, chunk)));
+      if (p.out_type == PC_FLOAT8_E4M3) {
+        store_codes(p.out.data, to + chunk * 8, row, chunk);
+      } else {
+        out.store_vector(to + chunk * 8, shared_.load_vector(Row::at(row, chunk)));
+      }
+    }
+  }
+
+  // Stores a chunk of eight codes, of which each packed word has two.
+  PC_MEMBER void store_codes(pc_address data, pc_int64 to, int row, int chunk) const {
+    const Global<pc_uint16> target(data);
+    PC_UNROLL
+    for (int k = 0; k < 4; ++k) {
+      const pc_uint32 pair = shared_.template as<pc_uint32>().load(Row::at(row, chunk) / 4 + k);
+      target.store(to / 2 + k, static_cast<pc_uint16>(pair));
     }
   }
 
