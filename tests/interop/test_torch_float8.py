@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from pagecore import ops
 from pagecore.errors import UnsupportedDtype, UnsupportedOption
-from pagecore.interop.torch import paged_attention
+from tests.interop.steps import torch
+
+from pagecore.interop.torch import paged_attention  # isort: skip  # after steps, which skips where torch is missing
 
 
 def call(dtype: torch.dtype = torch.float8_e4m3fn) -> dict[str, Any]:
