@@ -142,7 +142,7 @@ cdef int check_result(Tensor result, str name, int ndim, const int64_t* shape, i
 cdef int check_writable(Tensor tensor, str name) except -1:
     if tensor.readonly:
         raise UnsupportedOption(
-            f"{name} is read-only and the call writes to it: pass a writable array; for arrays of JAX, which never are, "
+            f"{name} is read-only and the call writes to it: pass a writable array; for arrays of JAX, which are not, "
             "call the functions of pagecore.interop.jax"
         )
     return 0

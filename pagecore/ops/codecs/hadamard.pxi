@@ -50,8 +50,8 @@ def hadamard(x, *, out=None, stream=None):
     array, [..., D]
         `out`, or a new C-contiguous array in the framework of `x`. Sums are float32 and rounded once to the dtype, to
         nearest even. A number can be as large as the norm of its block, ``B ** 0.5`` times the largest number there: in
-        float16 a block with a norm above 65504 can have infinities. A block with an infinity or NaN has no finite number. Every instruction set, and CUDA, gives the
-        same bits.
+        float16 a block with a norm above 65504 can have infinities. A block with an infinity or NaN has no finite
+        number. Every instruction set, and CUDA, gives the same bits.
 
     Raises
     ------

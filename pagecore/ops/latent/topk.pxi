@@ -35,7 +35,7 @@ from pagecore.ops.index_checks._index_checks cimport debugging
 
 import numpy as np
 
-from pagecore.errors import ShapeError, UnsupportedDtype
+from pagecore.errors import ShapeError
 
 
 def select_topk(scores, k, lens=None, *, stream=None):

@@ -1,4 +1,4 @@
-"""Streaming: blocks that pass between the device and stores through leased host blocks, which no tree of the host has."""
+"""Streaming: blocks that pass between the device and stores through leased host blocks, which are in no tree."""
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
 
@@ -256,7 +256,8 @@ cdef int hold_lease(Promotion one, held, places, int64_t num_blocks) except -1:
 def unsaved(CacheState state not None, HostIndex host not None, sequence, int64_t most, int64_t known):
     """Return the tokens that the host has of a sequence after its last backup, and those that it should have.
 
-    Both are 0 if the backup has copied everything, or if they are `known`. Only the first `most` tokens count, in whole blocks.
+    Both are 0 if the backup has copied everything, or if they are `known`. Only the first `most` tokens count, in whole
+    blocks.
     """
     cdef Sequence source
     cdef PrefixHold hold
