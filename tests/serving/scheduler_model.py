@@ -117,9 +117,7 @@ class SchedulerModel:
         is_ahead = bool(self.open)
         if is_ahead and self.must_accept:
             return None
-        for row, load in list(self.loading.items()):
-            if load.has_ended:
-                self.arrive(row)
+        self.end_loads()
         if not (self.running or self.ready):
             self.ratio = self.first_ratio
             return None
@@ -578,6 +576,11 @@ class SchedulerModel:
     def arriving(self):
         """Number of rows that hold a row of the cache for an import."""
         return sum(row in self.cache.sequences for row in self.loading)
+
+    def end_loads(self):
+        for row, load in list(self.loading.items()):
+            if load.has_ended:
+                self.arrive(row)
 
     def arrive(self, row):
         load = self.loading.pop(row)

@@ -337,6 +337,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.steps)
     @rule(swap=st.booleans(), is_rare=st.integers(0, 3))
     def preempt_all(self, swap, is_rare):
+        if not is_rare:
+            self.model.end_loads()
         if not is_rare and self.model.arriving:
             with pytest.raises(InvalidSequence, match="waits for an import"):
                 self.scheduler.preempt_all(swap=swap)
@@ -352,6 +354,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), swap=st.booleans(), is_rare=st.integers(0, 3))
     def preempt(self, data, swap, is_rare):
         if not is_rare:
+            self.model.end_loads()
             chosen = data.draw(st.lists(st.sampled_from(sorted(self.pairs)), max_size=4))
             chosen = [key for key in chosen if self.pairs[key][1] not in self.model.loading]
             runs, rows = [self.pairs[key][0] for key in chosen], [self.pairs[key][1] for key in chosen]
