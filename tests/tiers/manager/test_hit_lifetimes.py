@@ -240,7 +240,8 @@ def test_a_run_that_is_admitted_again_before_its_first_step_is_one_query(is_clea
     run = scheduler.add(Request(0, range(66), 5))
     for _ in range(2):
         scheduler.abandon(scheduler.schedule())
-        assert scheduler.reuse.prefix_hit_tokens == run.num_reused_tokens == 64
+        assert run.num_reused_tokens == 64
+        assert scheduler.reuse.prefix_hit_tokens == 0  # until a first step is committed
         scheduler.preempt_all(swap=False)
     if is_cleared:
         cache.clear_prefix_cache()
