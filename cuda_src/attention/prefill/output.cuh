@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda_src/attention/prefill/sums.cuh"
+#include "cuda_src/device/units.cuh"
 
 namespace pagecore {
 
@@ -17,6 +18,7 @@ class PrefillOutput {
   using T = typename Tile::Element;
   using Row = typename Tile::KeyRow;
   using Sums = PrefillSums<Tile>;
+  static constexpr bool kStoresCodes = !IsSame<T, pc_half>::kValue;  // halves have no registers for it
   static constexpr int kRowTiles = Tile::kRowTiles;
   static constexpr int kDimTiles = Tile::kValueTiles;
 
@@ -162,12 +164,13 @@ class PrefillOutput {
   // Packs a row of the output into the shared memory of the warp's queries, which are not needed any more, at their
   // pitch. A pair of codes takes the place of a pair of numbers, so that both need the same registers.
   PC_MEMBER void gather_row(const PcAttentionParams& p, const Sums& sums, int m, int r) const {
-    if (p.out_type == PC_FLOAT8_E4M3) {
-      const float factor = load_out_factor(p);
-      gather_pairs(sums, m, r, [=](float low, float high) { return e4m3_pair(low * factor, high * factor); });
-    } else {
-      gather_pairs(sums, m, r, [](float low, float high) { return pc_pack<T>(low, high); });
+    if constexpr (kStoresCodes) {
+      if (p.out_type == PC_FLOAT8_E4M3) {
+        const float factor = load_out_factor(p);
+        return gather_pairs(sums, m, r, [=](float low, float high) { return e4m3_pair(low * factor, high * factor); });
+      }
     }
+    gather_pairs(sums, m, r, [](float low, float high) { return pc_pack<T>(low, high); });
   }
 
   template <typename Pack>
@@ -191,7 +194,7 @@ class PrefillOutput {
       const int row = pc_warp() * Tile::kWarpRows + i / kChunks, chunk = i % kChunks;
       if (chunk * 8 >= p.value_dim) continue;  // fault: prefill_output_past_dims
       const pc_int64 to = row_offset(p.out, item.work.query_begin + row / heads.count, heads.first + row % heads.count);
-      if (p.out_type == PC_FLOAT8_E4M3) {
+      if (kStoresCodes && p.out_type == PC_FLOAT8_E4M3) {
         store_codes(p.out.data, to + chunk * 8, row, chunk);
       } else {
         out.store_vector(to + chunk * 8, shared_.load_vector(Row::at(row, chunk)));

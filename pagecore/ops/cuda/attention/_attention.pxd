@@ -52,6 +52,7 @@ cdef struct KernelQuery:
     bint full            # softcap, ALiBi or a mask
     bint selected        # blocks or tokens are selected
     bint sealed          # the first tokens are in sealed blocks
+    bint codes_out       # the output is float8
     bint sealed_matrix   # matrix instructions serve their planes in the section
 
 

@@ -215,6 +215,7 @@ cdef int launch_all(
     query.query_type, query.key_type, query.value_type = p.query_type, p.key_type, p.value_type
     query.key_format, query.value_format = stored.key.format, stored.value.format
     query.aligned, query.aligned_scales = plain_memory, plain_scales
+    query.codes_out = p.out_type != p.query_type
     query.full = p.softcap != 0.0 or p.alibi_slopes != 0 or p.mask != 0
     query.selected, query.sealed, query.sealed_matrix = p.selection.entries != 0, older.key.bits != 0, False
     if query.sealed:

@@ -40,6 +40,9 @@ cdef str select_kernel(const KernelQuery& query, bint decode, PcLaunchShape* sha
         return _select_stored(query, decode, shape)
     if query.aligned and query.query_type != 0 and query.query_type == query.key_type == query.value_type:
         dims = pc_matrix_dims(query.head_dim, query.value_dim)
+    # Prompts of halves have no registers for float8 outputs, here and below.
+    if query.codes_out and not decode and query.query_type == PC_FLOAT16:
+        dims.key = 0
     if dims.key == 0 or query.selected and (query.full or not decode):
         return _select_general("general", query, shape)
     if decode:
@@ -81,6 +84,7 @@ cdef str _select_stored(const KernelQuery& query, bint decode, PcLaunchShape* sh
     unserved = query.selected and (not decode or query.full or kernel.dim > 128)
     # Nor have halves of 256 dims with further options, for the same reason.
     unserved |= query.full and kernel.type == PC_FLOAT16 and kernel.dim > 128
+    unserved |= query.codes_out and not decode and kernel.type == PC_FLOAT16
     if unserved or not query.aligned or kernel.dim == 0 or (decode and not query.aligned_scales):
         return _select_general("general_stored", query, shape)
     options = "Selected" if query.selected else "Full" if query.full else "Plain"
@@ -97,6 +101,8 @@ cdef str _select_sealed(const KernelQuery& query, bint decode, PcLaunchShape* sh
     if query.aligned and query.sealed_matrix and query.query_type != 0 and (
             query.query_type == query.key_type == query.value_type):
         dims = pc_matrix_dims(query.head_dim, query.value_dim)
+    if query.codes_out and not decode and query.query_type == PC_FLOAT16:
+        dims.key = 0
     if dims.key == 0 or query.selected and (query.full or not decode):
         return _select_general("general_sealed", query, shape)
     if decode:
@@ -191,7 +197,7 @@ def attention_kernel(
     query.value_type = DTYPES.index(value_dtype)
     query.key_format, query.value_format = key_format, value_format
     query.aligned, query.aligned_scales, query.full = aligned, aligned_scales, full
-    query.selected, query.sealed, query.sealed_matrix = selected, sealed, sealed_matrix
+    query.selected, query.sealed, query.sealed_matrix, query.codes_out = selected, sealed, sealed_matrix, False
     return select_kernel(query, decode, &shape)
 
 
