@@ -23,7 +23,7 @@ from pagecore.tiers.manager.inherited import InheritedPrefixes
 from pagecore.tiers.manager.origins import DEVICE, HOST, Origins, PrefixIdentity, PrefixMedia
 from pagecore.tiers.manager.second_hit import SecondHits
 from pagecore.tiers.manager.stores import StoreSide
-from pagecore.tiers.manager.stream_parts import Prefix
+from pagecore.tiers.manager.stream_parts import StreamedPrefix
 from pagecore.tiers.manager.streams import ALL
 
 # Blocks of prompts that "second_hit" remembers for each state of a host without blocks.
@@ -187,7 +187,7 @@ class CacheObserver:
             there, end = self.host.unsaved(sequence, wanted, streams.done_of(sequence))
             if end:
                 options = options_of(sequence)
-                prefix = Prefix(np.array(sequence.tokens[:end], np.int32), options.namespace, options.spans)
+                prefix = StreamedPrefix(np.array(sequence.tokens[:end], np.int32), options.namespace, options.spans)
                 self._stores.stream(sequence, prefix, there)
 
     def _touch(self, sequence: Sequence, length: int) -> None:
@@ -213,7 +213,7 @@ class CacheObserver:
             before = self.host.match_both(ids, max_tokens=most, **prefix)[0]
             now = self.host.promote(ids, max_tokens=most, **prefix)
             if now > before:
-                self._note_promoted(ids[:now], Prefix(ids[:now], namespace, spans), before)
+                self._note_promoted(ids[:now], StreamedPrefix(ids[:now], namespace, spans), before)
 
     def note_streamed(
         self, ids: NDArray[np.int32], prefix: PrefixIdentity, start: int, media: NDArray[np.int64]

@@ -15,8 +15,7 @@ from pagecore.tiers.manager.policy import PrefixPlanner
 from pagecore.tiers.manager.port import Positions, Prefix, Spans, StreamHost
 from pagecore.tiers.manager.removal import Clearing, Removal
 from pagecore.tiers.manager.stats import StreamStats
-from pagecore.tiers.manager.stream_parts import Passed
-from pagecore.tiers.manager.stream_parts import Prefix as Streamed
+from pagecore.tiers.manager.stream_parts import Passed, StreamedPrefix
 from pagecore.tiers.manager.streams import Streams
 from pagecore.tiers.manager.surroundings import Slots
 from pagecore.tiers.manager.tickets import StorePort
@@ -109,7 +108,7 @@ class StoreWrites(StoreWaits):
                 longer, namespace, spans, lambda lane, places: lane_keys(chain[places], lane), num_blocks
             )
 
-    def stream(self, owner: Hashable, prefix: Streamed, num_host_tokens: int) -> None:
+    def stream(self, owner: Hashable, prefix: StreamedPrefix, num_host_tokens: int) -> None:
         """Write the blocks of a prefix for which the host had no room to the stores, through leased host blocks."""
         with self.held():
             self._streams.offer(owner, prefix, num_host_tokens)
@@ -181,11 +180,11 @@ class StoreWrites(StoreWaits):
         assert self._fingerprint is not None
         return content_chain(self._fingerprint, tokens, namespace=namespace, spans=spans)
 
-    def _keys_of(self, prefix: Streamed) -> Callable[[int, Positions], Keys]:
+    def _keys_of(self, prefix: StreamedPrefix) -> Callable[[int, Positions], Keys]:
         chain = self._chain(prefix.tokens, prefix.namespace, prefix.spans)
         return lambda lane, places: lane_keys(chain[places], lane)
 
-    def _stream_ended(self, prefix: Streamed) -> None:
+    def _stream_ended(self, prefix: StreamedPrefix) -> None:
         """Let the beginning of a prefix count as used last: its windows were written from the beginning to the end."""
         if self.counts_uses:
             self.touch(prefix.tokens, prefix.namespace, prefix.spans)

@@ -12,11 +12,11 @@ from pagecore.tiers.manager.origins import PrefixIdentity, PrefixIndex
 from pagecore.tiers.manager.port import Flags, Positions, Spans, StagedBlocks
 from pagecore.tiers.store import Keys
 
-__all__ = ["Owner", "Passed", "Prefix", "Stream", "Window"]
+__all__ = ["Owner", "Passed", "Stream", "StreamedPrefix", "Window"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prefix:
+class StreamedPrefix:
     """The whole blocks of a sequence that are to be stored."""
 
     tokens: NDArray[np.int32]
@@ -51,10 +51,10 @@ class Owner:
     """A sequence whose prefix is streamed."""
 
     limit: int  # tokens of the prefix that the host's tree is to have
-    prefix: Prefix  # the last one that was offered: all of its blocks were given to a stream, or are known
+    prefix: StreamedPrefix  # the last one that was offered: all of its blocks were given to a stream, or are known
     stream: Stream | None = None
 
-    def num_done(self, prefix: Prefix) -> int:
+    def num_done(self, prefix: StreamedPrefix) -> int:
         """Return the tokens at the beginning of a prefix that were offered; the owner may have been truncated."""
         before = self.prefix.tokens[: len(prefix.tokens)]
         return len(before) if np.array_equal(before, prefix.tokens[: len(before)]) else 0
@@ -64,7 +64,7 @@ class Owner:
 class Stream:
     """The blocks of a prefix from `next` to `end`, and the windows that were staged before them."""
 
-    prefix: Prefix
+    prefix: StreamedPrefix
     keys: Callable[[int, Positions], Keys]
     next: int  # the first block that was not staged
     end: int
@@ -83,7 +83,7 @@ class Window:
 
     ended: Callable[[Window], None]
     stream: Stream
-    prefix: Prefix
+    prefix: StreamedPrefix
     keys: Callable[[int, Positions], Keys]
     blocks: StagedBlocks
     begin: int

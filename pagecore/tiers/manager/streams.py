@@ -20,7 +20,7 @@ from collections.abc import Callable, Hashable, Sequence
 from pagecore.errors import PagecoreError, UnsupportedDtype
 from pagecore.tiers.manager.port import Positions, StreamHost
 from pagecore.tiers.manager.stats import StreamStats
-from pagecore.tiers.manager.stream_parts import Owner, Passed, Prefix, Stream, Window
+from pagecore.tiers.manager.stream_parts import Owner, Passed, Stream, StreamedPrefix, Window
 from pagecore.tiers.manager.writes import Writer, Written
 from pagecore.tiers.store import Keys
 
@@ -62,9 +62,9 @@ class Streams:
         block_size: int,
         num_slots: int,
         known: Passed,
-        keys_of: Callable[[Prefix], Callable[[int, Positions], Keys]],
+        keys_of: Callable[[StreamedPrefix], Callable[[int, Positions], Keys]],
         flush: Callable[[], None],
-        ended: Callable[[Prefix], None],
+        ended: Callable[[StreamedPrefix], None],
     ) -> None:
         self._host, self._writer = host, writer
         self._full_lanes, self._size = full_lanes, block_size
@@ -144,7 +144,7 @@ class Streams:
         """Forget an owner; its stream goes on as long as the device has the blocks."""
         self._owners.pop(owner, None)
 
-    def offer(self, owner: Hashable, prefix: Prefix, num_host_tokens: int) -> None:
+    def offer(self, owner: Hashable, prefix: StreamedPrefix, num_host_tokens: int) -> None:
         """Stream the blocks of a prefix for which the host had no room."""
         state = self._owners.get(owner)
         done = 0

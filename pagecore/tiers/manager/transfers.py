@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -18,7 +19,7 @@ from pagecore.tiers.manager.tickets import StorePort
 __all__ = ["HostTransfer", "Transfer"]
 
 
-class Transfer:
+class Transfer(ABC):
     """Chunks of a load that stores fill, and their publication in order.
 
     The first chunk with an entry that has not arrived ends the prefix; later chunks are given back.
@@ -46,7 +47,7 @@ class Transfer:
         for chunk in self.chunks:
             chunk.cancel()
 
-    def stop(self) -> None:
+    def stop(self) -> None:  # noqa: B027
         """Begin nothing more."""
 
     def publish(self) -> None:
@@ -63,9 +64,9 @@ class Transfer:
                 self.chunks.remove(chunk)
                 self.drop(chunk)
 
+    @abstractmethod
     def take(self, chunk: Chunk) -> bool:
         """Publish a chunk that has ended; return True if later chunks can follow it."""
-        raise NotImplementedError
 
     def drop(self, chunk: Chunk) -> None:
         """Give back a chunk that is not published."""

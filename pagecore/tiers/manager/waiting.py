@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 
@@ -16,7 +17,7 @@ from pagecore.tiers.manager.tickets import StorePort
 __all__ = ["StoreWaits"]
 
 
-class StoreWaits:
+class StoreWaits(ABC):
     """Base class of `StoreSide`: its descriptor, and loops that take the ends of batches until something is so."""
 
     held: Callable[[], AbstractContextManager[object]]
@@ -29,18 +30,18 @@ class StoreWaits:
             self._epoll.register(port.store.fileno(), select.EPOLLIN)
 
     @property
+    @abstractmethod
     def is_at_rest(self) -> bool:
         """True if no request is open and no store has a batch."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def pause(self) -> float:
         """Longest wait between two looks, in seconds."""
-        raise NotImplementedError
 
+    @abstractmethod
     def take_ends(self) -> list[Request]:
         """Take the ends of batches; return the requests that end with them, which `poll` does not return again."""
-        raise NotImplementedError
 
     def fileno(self) -> int:
         """Return a descriptor that is readable while `poll` has something to do."""

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pagecore.tiers.keys import lane_keys
 from pagecore.tiers.manager.stores import StoreSide
-from pagecore.tiers.manager.stream_parts import Prefix
+from pagecore.tiers.manager.stream_parts import StreamedPrefix
 from tests.faults import is_full
 from tests.machines import drawn
 from tests.tiers.manager.plain_device import PlainDevice, StreamingHost
@@ -97,7 +97,7 @@ class StreamMachine(RuleBasedStateMachine):
             self.side.write([SimpleNamespace(tokens=tokens, namespace=namespace, spans=None, start=0, stop=there)])
         self.owners += not same
         there = min(there, len(tokens) // BLOCK * BLOCK)
-        self.side.stream(self.owners, Prefix(tokens[: len(tokens) // BLOCK * BLOCK], namespace, None), there)
+        self.side.stream(self.owners, StreamedPrefix(tokens[: len(tokens) // BLOCK * BLOCK], namespace, None), there)
         self.prompts.append((tokens, namespace))
 
     @rule()
