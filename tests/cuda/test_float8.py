@@ -154,6 +154,32 @@ def test_quantised_caches(cuda, name):
         assert_rounded_once(got, expected, 0.02, SLACK)
 
 
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "int8_token", "mxfp8"])
+def test_prompts_of_halves_over_quantised_caches(cuda, name):
+    stored = make_format_case(name, shape=Shape((150, 90), (30, 2), heads=(4, 2), query_dtype="float16"))
+    plain = stored.plain
+    expected = reference.paged_attention(
+        plain.query, stored.key.numbers, stored.value.numbers, *plain.arrays[3:], **plain.options
+    )[0]
+    case = Case(plain.query, stored.key.codes, stored.value.codes, *plain.arrays[3:], plain.options)
+    scales = {"key_scale": stored.key.scale, "value_scale": stored.value.scale}
+    more = {name: cuda.put(value) if isinstance(value, np.ndarray) else value for name, value in scales.items()}
+    out = cuda.empty((*plain.query.shape[:2], stored.value.numbers.shape[3]), "float8_e4m3fn")
+    got, _ = DeviceCase(cuda, case).run(out=out, output_scale=0.02, **more)
+    assert_rounded_once(got, expected, 0.02, SLACK)
+
+
+def test_prompts_of_halves_over_sealed_blocks(cuda):
+    shape = Shape((150, 90), (30, 2), heads=(4, 2), query_dtype="float16", cache_dtype="float16")
+    sealed = make_sealed_case(shape, (4, 2), (16, 16))
+    case = sealed.plain
+    arrays = (case.query, sealed.key_numbers, sealed.value_numbers, *case.arrays[3:])
+    expected = reference.paged_attention(*arrays, **case.options)[0]
+    planes = SealedBlocks(*map(cuda.put, sealed.sealed))
+    out, _ = run(cuda, case, "float8_e4m3fn", output_scale=0.02, sealed=planes)
+    assert_rounded_once(out, expected, 0.02, SLACK)
+
+
 def test_one_scale_in_device_memory_serves_all_heads(cuda):
     case = float8_case(PROMPTS)
     expected, _ = run(cuda, case, "float8_e4m3fn", query_scale=0.5, output_scale=0.25)
