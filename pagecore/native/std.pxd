@@ -59,9 +59,9 @@ cdef extern from "<memory>" namespace "std" nogil:
 
     cdef cppclass shared_ptr[T]:
         shared_ptr()
-        shared_ptr(T*)
+        shared_ptr(T*) except +
         shared_ptr(shared_ptr[T]&)
         T& operator*()
         T* get()
         void reset()
-        void reset(T*)
+        void reset(T*) except +
