@@ -98,8 +98,8 @@ def test_sealed_formats_as_on_the_host(cuda, group, format, dtype):
     with np.errstate(all="ignore"):
         x = HARD.astype(DTYPES[dtype])
     x = x.swapaxes(1, 2) if axis == -2 else x
-    codes, scales = quantize(x, name, axis=axis, group=group)
-    got, got_scales = quantize(cuda.put(x), name, axis=axis, group=group)
+    codes, scales = quantize(x, name, axis=axis, group_size=group)
+    got, got_scales = quantize(cuda.put(x), name, axis=axis, group_size=group)
     assert cuda.get(got).tobytes() == codes.tobytes()
     assert cuda.get(got_scales).tobytes() == scales.tobytes()
     for target in DTYPES:
@@ -134,6 +134,6 @@ def test_a_row_of_one_axis_in_a_sealed_format(cuda):
 def test_leading_axes_that_do_not_follow_each_other(cuda):
     """Blocks of three matrices, which have fewer tasks than a block of threads."""
     x = np.random.default_rng(3).normal(size=(3, 2, 16, 8)).astype(np.float32)
-    codes, scales = (each.swapaxes(0, 1) for each in quantize(x, "kivi2", axis=-2, group=16))
+    codes, scales = (each.swapaxes(0, 1) for each in quantize(x, "kivi2", axis=-2, group_size=16))
     read = dequantize(cuda.put(codes), "kivi2", cuda.put(scales), axis=-2)
     np.testing.assert_array_equal(cuda.get(read), dequantize(codes, "kivi2", scales, axis=-2))

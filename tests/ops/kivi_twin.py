@@ -24,13 +24,15 @@ BITS = {"kivi2": 2, "kivi4": 4}
 LARGEST = np.finfo(np.float32).max
 
 
-def quantize(x: Any, format: str, axis: int = -1, group: int = 32) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
+def quantize(
+    x: Any, format: str, axis: int = -1, group_size: int = 32
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
     """Return int32 words, and scales with an axis (scale, least) after that of the groups, as `pagecore.quantize`."""
     bits, given = BITS[format], np.moveaxis(np.asarray(x), axis, -1)  # the grouped axis is last
     dtype, top = given.dtype, np.float32(2**bits - 1)
     most = np.float32(ml_dtypes.finfo(dtype).max)
     numbers = np.clip(given.astype(np.float32), -most, most)
-    grouped = numbers.reshape(*numbers.shape[:-1], -1, group)
+    grouped = numbers.reshape(*numbers.shape[:-1], -1, group_size)
     with np.errstate(all="ignore"):
         low, high = grouped.min(-1, keepdims=True), grouped.max(-1, keepdims=True)
         has_nan = np.isnan(grouped).any(-1, keepdims=True)

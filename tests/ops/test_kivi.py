@@ -38,7 +38,7 @@ def keys_of_b11() -> Any:
 def test_worked_example_variants_b11_keys_of_kivi():
     keys = keys_of_b11()
     for quantize in (twin.quantize, pagecore.quantize):
-        words, scales = quantize(keys, "kivi2", axis=-2, group=4)
+        words, scales = quantize(keys, "kivi2", axis=-2, group_size=4)
         assert words.view(np.uint32).tolist() == [[0xC0E4, 0xE463]]
         np.testing.assert_array_equal(scales[:2, 0], np.array([[1, 4], [1 / 3, 1]], np.float32))
         np.testing.assert_array_equal(scales[:2, 1], [[0, -2], [4, 4]])
@@ -68,7 +68,7 @@ def test_words_scales_and_numbers_are_the_twins(format, axis, dtype):
         if axis == -2:
             x = x.swapaxes(1, 2)
         words, scales = twin.quantize(x, format, axis, group)
-        got = pagecore.quantize(x, format, axis=axis, group=group)
+        got = pagecore.quantize(x, format, axis=axis, group_size=group)
         same_bits(got[0], words)
         same_bits(got[1], scales)
         numbers = twin.dequantize(words, format, scales, axis)
@@ -121,14 +121,14 @@ SHAPE, DTYPE, OPTION = errors.ShapeError, errors.UnsupportedDtype, errors.Unsupp
     ("arguments", "options", "error", "message"),
     [
         ((X, "kivi2"), {"axis": 1}, OPTION, "axis is 1; use -1 .*values.*or -2 .*keys"),
-        ((X, "kivi2"), {"group": 0}, SHAPE, "group is 0"),
-        ((X, "kivi2"), {"group": 24}, SHAPE, "multiple of 24 along axis -1"),
-        ((X[:, :24], "kivi2"), {"axis": -2, "group": 8}, SHAPE, "of 16, the codes of a word"),
+        ((X, "kivi2"), {"group_size": 0}, SHAPE, "group_size is 0"),
+        ((X, "kivi2"), {"group_size": 24}, SHAPE, "multiple of 24 along axis -1"),
+        ((X[:, :24], "kivi2"), {"axis": -2, "group_size": 8}, SHAPE, "of 16, the codes of a word"),
         ((X[0, 0], "kivi2"), {"axis": -2}, SHAPE, r"must be \[..., T, D\]"),
         ((X, "kivi4", 0.5), {}, OPTION, "'kivi4' computes its scales"),
         ((X.astype(np.int8), "kivi4"), {}, DTYPE, "x is int8"),
         ((X, "int8_token"), {"axis": -2}, OPTION, "axis is -2 and format is 'int8_token'; only kivi2 and kivi4"),
-        ((X, "mxfp8"), {"group": 32}, OPTION, "group is 32"),
+        ((X, "mxfp8"), {"group_size": 32}, OPTION, "group_size is 32"),
     ],
 )
 def test_quantize_refuses(arguments, options, error, message):

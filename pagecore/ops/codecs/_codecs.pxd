@@ -65,10 +65,10 @@ cdef int convert_latents(Tensor source, Tensor target) except -1
 # Bits of a code of a format of this kind; 0 for other names.
 cdef int64_t affine_bits(object name) except -1
 
-# quantize() and dequantize() of these formats; `axis` and `group` are the arguments of the caller.
-cdef tuple quantize_groups(object x, str format, object scale, object axis, object group, object stream)
+# quantize() and dequantize() of these formats; `axis` and `group_size` are the arguments of the caller.
+cdef tuple quantize_groups(object x, str format, object scale, object axis, object group_size, object stream)
 cdef object dequantize_groups(
     object codes, str format, object scales, object scale, object axis, int dtype_code, object stream)
 
-# UnsupportedOption if a format of another kind is given an axis or a group.
-cdef int check_row_format(object format, object axis, object group) except -1
+# UnsupportedOption if a format of another kind is given an axis or a group size.
+cdef int check_row_format(object format, object axis, object group_size) except -1

@@ -6,7 +6,13 @@ from pagecore.ops.arguments.sealed_blocks import SealedBlocks
 class Conversions: ...
 
 def quantize(
-    x: Any, format: str, scale: Any = None, *, axis: int | None = None, group: int | None = None, stream: Any = None
+    x: Any,
+    format: str,
+    scale: Any = None,
+    *,
+    axis: int | None = None,
+    group_size: int | None = None,
+    stream: Any = None,
 ) -> tuple[Any, Any]: ...
 def dequantize(
     codes: Any,

@@ -30,7 +30,7 @@ from pagecore.arrays.dtypes.formats import SEALED_FORMATS
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption, shown
 
 cdef enum:
-    DEFAULT_GROUP = 32
+    DEFAULT_GROUP_SIZE = 32
 
 _ONE = (1, (0, 0, 0))  # an axis, and its strides in numbers, words and scales
 
@@ -39,31 +39,31 @@ cdef int64_t affine_bits(object name) except -1:
     return SEALED_FORMATS.get(name, 0) if isinstance(name, str) else 0
 
 
-cdef int check_row_format(object format, object axis, object group) except -1:
-    if axis is not None or group is not None:
-        name = "group" if axis is None else "axis"
+cdef int check_row_format(object format, object axis, object group_size) except -1:
+    if axis is not None or group_size is not None:
+        name = "group_size" if axis is None else "axis"
         raise UnsupportedOption(
-            f"{name} is {shown(group if axis is None else axis)} and format is {shown(format)}; only "
+            f"{name} is {shown(group_size if axis is None else axis)} and format is {shown(format)}; only "
             f"{' and '.join(SEALED_FORMATS)} take it"
         )
     return 0
 
 
-cdef tuple quantize_groups(object x, str format, object scale, object axis, object group, object stream):
+cdef tuple quantize_groups(object x, str format, object scale, object axis, object group_size, object stream):
     cdef Place place
     cdef bint over_tokens = reads_tokens(axis)
     cdef Tensor numbers = float_array(x, "x")
     check_group_axes(numbers, "x", over_tokens)
     find_place(&place, numbers, "x", x, stream)
     check_no_factor(format, scale)
-    cdef int64_t size = DEFAULT_GROUP if group is None else read_size(group, "group", 1)
+    cdef int64_t size = DEFAULT_GROUP_SIZE if group_size is None else read_size(group_size, "group_size", 1)
     cdef int64_t bits = affine_bits(format), in_word = 32 // bits
     cdef int last = numbers.ndim - 1, grouped = last - over_tokens, i
     cdef int64_t count = numbers.shape_[grouped]
     if count == 0 or count % size != 0 or count % in_word != 0:
         raise ShapeError(
             f"x has shape {numbers.shape}; format {format!r} needs a multiple of {size} along axis {grouped - last - 1}"
-            f", the group, and of {in_word}, the codes of a word"
+            f", the group size, and of {in_word}, the codes of a word"
         )
     cdef int64_t shape[9]
     for i in range(numbers.ndim):

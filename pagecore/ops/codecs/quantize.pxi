@@ -45,7 +45,7 @@ cdef enum:
 cdef tuple _OTHER_FORMATS = (*_ROW_BYTES, *SEALED_FORMATS)  # those that write_kv does not take
 
 
-def quantize(x, format, scale=None, *, axis=None, group=None, stream=None):
+def quantize(x, format, scale=None, *, axis=None, group_size=None, stream=None):
     """Return the codes and scales of numbers in a format, as `write_kv` stores them.
 
     Parameters
@@ -64,7 +64,7 @@ def quantize(x, format, scale=None, *, axis=None, group=None, stream=None):
     axis : {-1, -2}, optional
         Of "kivi2" and "kivi4": -1, the default, for groups of the numbers of a row, as of values; -2 for groups of rows
         of each channel, as of keys ``[..., T, D]``.
-    group : int, optional
+    group_size : int, optional
         Of "kivi2" and "kivi4": consecutive numbers along `axis` that share a scale; 32 by default.
     stream : int or a stream, optional
         For CUDA arrays, the stream of the work; by default the current stream of the framework of `x`.
@@ -112,8 +112,8 @@ def quantize(x, format, scale=None, *, axis=None, group=None, stream=None):
     cdef Tensor rows
     cdef bint four_over_six = False
     if affine_bits(format):
-        return quantize_groups(x, format, scale, axis, group, stream)
-    check_row_format(format, axis, group)
+        return quantize_groups(x, format, scale, axis, group_size, stream)
+    check_row_format(format, axis, group_size)
     if is_latent_format(format):
         return quantize_latents(x, format, scale, stream), None
     cdef Format kind = named_format(format, &four_over_six, _OTHER_FORMATS)
@@ -160,7 +160,7 @@ def dequantize(codes, format, scales=None, scale=None, dtype="float32", *, axis=
         As in `quantize`.
     scales : array, [..., groups], optional
         Required for formats that store scales. The axis of one scale a row may be absent. For "kivi2" and "kivi4" as
-        `quantize` returns them; their shape determines the group.
+        `quantize` returns them; their shape determines the group size.
     scale : float or [H], optional
         Given factor, as in `quantize`.
     dtype : {"float32", "float16", "bfloat16"}
