@@ -38,6 +38,18 @@ cdef int add_latents(
     const Place* place) except -1
 
 
+# rows.pxi: rows of arrays.
+
+# ShapeError unless the tensor has rows whose elements are contiguous and aligned.
+cdef int check_rows(Tensor tensor, str name) except -1
+
+# The tensor as [..., D, 1] for an array [..., D].
+cdef Tensor with_last_axis(Tensor tensor)
+
+# The tensor as [rows, last axis]; a copy if its leading axes have no common stride.
+cdef Tensor merged_rows(Tensor tensor)
+
+
 # device_codec.pxi: quantize and dequantize of arrays in CUDA memory.
 
 # Converts rows [..., D] of numbers to codes and scales, or back. `scales` is None if the format stores none. `factor`
@@ -56,8 +68,10 @@ cdef int convert_latents_on_device(
 # True for the name of a packed latent format.
 cdef bint is_latent_format(object name) except -1
 
-# Converts rows [n, 576] of numbers to rows of bytes, or back; the last axes are contiguous.
-cdef int convert_latents(Tensor source, Tensor target) except -1
+# quantize() and dequantize() of these formats.
+cdef object quantize_latents(object x, str format, object scale, object stream)
+cdef object dequantize_latents(
+    object codes, str format, object scales, object scale, int dtype_code, object stream)
 
 
 # affine_codec.pxi: codes with a scale and a least number for each group (KIVI).

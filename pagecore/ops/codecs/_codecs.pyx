@@ -1,6 +1,7 @@
 """Conversion between numbers and stored formats: arrays, blocks, and states at rest; rotations of rows."""
 
 include "conversions.pxi"
+include "rows.pxi"
 include "device_codec.pxi"
 include "latent_codec.pxi"
 include "affine_codec.pxi"

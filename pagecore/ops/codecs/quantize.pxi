@@ -3,16 +3,12 @@
 from libc.stdint cimport int64_t
 
 from pagecore.arrays.dtypes.codes cimport LAST_FLOAT, CPU, UINT8, DType
-from pagecore.arrays.tensors._tensor cimport Tensor, as_tensor, tensor_of
-from pagecore.arrays.views.array_view cimport ArrayView
+from pagecore.arrays.tensors._tensor cimport Tensor, as_tensor
 from pagecore.ops.args cimport Format
 from pagecore.ops.arguments._arguments cimport (
     Place,
     any_tensor,
     await_arrays,
-    check_aligned,
-    check_last_axis,
-    check_length,
     check_place,
     code_dtype,
     find_place,
@@ -29,7 +25,6 @@ from pagecore.ops.arguments._arguments cimport (
 )
 from pagecore.ops.cpu._cpu cimport dequantize as run_dequantize, quantize as run_quantize
 from pagecore.ops.cpu.args cimport Codec
-from pagecore.ops.cpu.latent.latent cimport LatentFormat
 
 import numpy as np
 
@@ -37,10 +32,7 @@ from pagecore.arrays.dtypes.dtype import DTYPES, as_dtype
 from pagecore.arrays.dtypes.formats import SEALED_FORMATS
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.ops.arguments._arguments import NAMES as _NAMES
-from pagecore.ops.latent._latent import LATENT_ROW_BYTES as _ROW_BYTES, PACKED_LATENT_DIMS as _LATENT_DIMS
-
-cdef enum:
-    PLAIN = 0  # of LatentFormat
+from pagecore.ops.latent._latent import LATENT_ROW_BYTES as _ROW_BYTES
 
 cdef tuple _OTHER_FORMATS = (*_ROW_BYTES, *SEALED_FORMATS)  # those that write_kv does not take
 
@@ -236,79 +228,6 @@ def dequantize(codes, format, scales=None, scale=None, dtype="float32", *, axis=
     return finished(numbers, codes, &place)
 
 
-# ---- rows of latents
-
-cdef object quantize_latents(object x, str format, object scale, object stream):
-    cdef Place place
-    cdef Tensor numbers = float_array(x, "x")
-    check_rows(numbers, "x")
-    find_place(&place, numbers, "x", x, stream)
-    check_no_scales(format, scale, None)
-    check_length(numbers, "x", numbers.ndim - 1, sum(_LATENT_DIMS), "512 latent and 64 rope numbers")
-    cdef Tensor codes = result_like(numbers, _ROW_BYTES[format], UINT8, x, &place)
-    if place.device_type == CPU:
-        convert_latents(merged_rows(numbers), merged_rows(codes))
-    else:
-        await_arrays((x,), &place)
-        convert_latents_on_device(numbers, PLAIN, codes, latent_code(format), &place)
-    return finished(codes, x, &place)
-
-
-cdef object dequantize_latents(
-        object codes, str format, object scales, object scale, int dtype_code, object stream):
-    cdef Place place
-    cdef Tensor stored = any_tensor(codes, "codes")
-    check_rows(stored, "codes")
-    if stored.dtype_code != UINT8:
-        raise UnsupportedDtype(f"codes is {stored.dtype}; the rows of {format!r} are uint8")
-    find_place(&place, stored, "codes", codes, stream)
-    check_no_scales(format, scale, scales)
-    check_length(stored, "codes", stored.ndim - 1, _ROW_BYTES[format], f"the bytes of a row of {format}")
-    cdef Tensor numbers = result_like(stored, sum(_LATENT_DIMS), dtype_code, codes, &place)
-    if place.device_type == CPU:
-        convert_latents(merged_rows(stored), merged_rows(numbers))
-    else:
-        await_arrays((codes,), &place)
-        check_row_starts(stored, format)
-        convert_latents_on_device(stored, latent_code(format), numbers, PLAIN, &place)
-    return finished(numbers, codes, &place)
-
-
-cdef int latent_code(str format) noexcept:
-    return <int>(LatentFormat.Fp8DsMla if format == "fp8_ds_mla" else LatentFormat.Nvfp4DsMla)
-
-
-cdef int check_row_starts(Tensor rows, str format) except -1:
-    """Raise ShapeError unless the kernels can read vectors of every row."""
-    cdef int64_t bits = <int64_t>rows.data
-    cdef int i
-    for i in range(rows.ndim - 1):
-        bits |= rows.strides_[i]
-    if bits % 16 != 0:
-        raise ShapeError(
-            f"codes has strides {rows.strides} bytes; on CUDA rows of {format} must start at multiples of 16 bytes: "
-            "pass a copy"
-        )
-    return 0
-
-
-cdef Tensor result_like(Tensor rows, int64_t row, int dtype_code, object example, const Place* place):
-    """Return a new array with the axes of `rows`, but `row` elements in the last one."""
-    cdef int64_t shape[8]
-    cdef int i
-    for i in range(rows.ndim):
-        shape[i] = rows.shape_[i]
-    shape[rows.ndim - 1] = row
-    return new_result(rows.ndim, shape, dtype_code, example, place)
-
-
-cdef int check_no_scales(str format, object scale, object scales) except -1:
-    for given, name in ((scale, "scale"), (scales, "scales")):
-        if given is not None:
-            raise UnsupportedOption(f"format {format!r} stores its scales in its rows; leave {name} out")
-    return 0
-
-
 # ---- sizes of a format
 
 cdef int64_t unit_of(Format kind) noexcept:
@@ -325,13 +244,6 @@ cdef int64_t row_scales(Format kind, int64_t dim) noexcept:
 
 
 # ---- arguments
-
-cdef int check_rows(Tensor tensor, str name) except -1:
-    if tensor.ndim == 0:
-        raise ShapeError(f"{name} has no axes; it must be [..., D]")
-    check_last_axis(tensor, name)
-    return check_aligned(tensor, name)
-
 
 cdef Tensor stored_scales(object scales, Tensor codes, Format kind, str format, int64_t groups):
     """Return the scales with the axes of the codes; None if the format stores none."""
@@ -360,13 +272,6 @@ cdef Tensor stored_scales(object scales, Tensor codes, Format kind, str format, 
     return plane
 
 
-cdef Tensor with_last_axis(Tensor tensor):
-    cdef ArrayView view = tensor.view()
-    view.shape[tensor.ndim], view.strides[tensor.ndim] = 1, tensor.itemsize
-    view.ndim = tensor.ndim + 1
-    return tensor_of(view, tensor)
-
-
 cdef Tensor factors_of(Format kind, object scale, Tensor rows, const Place* place):
     """Return the given factors as contiguous float32: one, or one for each entry of the axis before the last.
 
@@ -393,25 +298,6 @@ cdef Tensor factors_of(Format kind, object scale, Tensor rows, const Place* plac
     if kind == Format.NVFP4 and not (given > 0).all():
         raise UnsupportedOption(f"scale holds {given.min()}; the global scale of nvfp4 must be above 0")
     return as_tensor(given)
-
-
-cdef Tensor merged_rows(Tensor tensor):
-    """Return the tensor as [rows, last axis]; a copy if its leading axes have no common stride."""
-    cdef int64_t stride = 0, count = 1
-    cdef int i
-    for i in range(tensor.ndim - 2, -1, -1):
-        if tensor.shape_[i] == 1:
-            continue
-        if count > 1 and tensor.strides_[i] != stride * count:
-            return as_tensor(np.ascontiguousarray(tensor.numpy()).reshape(-1, tensor.shape_[tensor.ndim - 1]))
-        if count == 1:
-            stride = tensor.strides_[i]
-        count *= tensor.shape_[i]
-    cdef ArrayView view = tensor.view()
-    view.ndim = 2
-    view.shape[1], view.strides[1] = tensor.shape_[tensor.ndim - 1], tensor.itemsize
-    view.shape[0], view.strides[0] = count, stride
-    return tensor_of(view, tensor.owner)
 
 
 cdef int fill_codec(
