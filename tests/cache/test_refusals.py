@@ -11,6 +11,7 @@ from pagecore import (
     Alias,
     DeviceError,
     InvalidSequence,
+    LatentSpec,
     NotEnoughMemory,
     OutOfBlocks,
     OutOfRows,
@@ -282,6 +283,21 @@ def test_wrong_layers_and_short_keys_are_refused_before_anything_is_written():
     assert (np.asarray(cache.key(0)) == 7.0).all()
     with pytest.raises(ShapeError):
         cache.attend(0, normal(3, 4, 8), batch)
+
+
+@pytest.mark.parametrize(
+    "spec", [SPEC, LatentSpec(8, 0, scale=1.0, num_query_heads=4, dtype="float32")], ids=["kv", "latent"]
+)
+def test_attend_refuses_what_the_batch_supplies_by_name(spec):
+    cache = make(spec)
+    batch = cache.prepare([cache.add_sequence([1, 2, 3])], 3)
+    out = np.full((3, 4, 8), 7.0, np.float32)
+    query = normal(3, 4, 8) if spec is SPEC else (normal(3, 4, 8), None)
+    for name in ("rows", "cu_query_lens", "block_table", "seq_lens"):
+        for value in ([0], "all", None, 1.5, np.arange(2)):
+            with pytest.raises(UnsupportedOption, match=rf"^{name} is .*, but attend takes it from the batch; leave"):
+                cache.attend(0, query, batch, **{name: value}, out=out)
+    assert (out == 7.0).all()
 
 
 @pytest.mark.parametrize(

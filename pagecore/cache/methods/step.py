@@ -270,6 +270,7 @@ class StepMethods(PartsOwner):
         Raises
         ------
         PagecoreError
-            As `write`, `paged_attention` and `latent_attention`; InvalidSequence also for a batch of `prepare_arrival`.
+            As `write`, `paged_attention` and `latent_attention`; InvalidSequence also for a batch of `prepare_arrival`,
+            UnsupportedOption for an option that the batch supplies.
         """
         return own_step(self._parts.state, batch).run(attend_step, self._parts, layer, query, batch, options)
