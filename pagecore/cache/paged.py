@@ -14,8 +14,10 @@ from pagecore.cache.build import build_parts
 from pagecore.cache.layers.groups import Layers
 from pagecore.cache.lifecycle.cross_request import cross_namespace, cross_request, name_output
 from pagecore.cache.memory.limits import check_length
+from pagecore.cache.methods.arrays import ArrayMethods
 from pagecore.cache.methods.compaction import CompactMethods
 from pagecore.cache.methods.prefix import PrefixMethods
+from pagecore.cache.methods.queries import QueryMethods
 from pagecore.cache.methods.reading import CacheReader
 from pagecore.cache.methods.saver import SaverMethods
 from pagecore.cache.methods.step import StepMethods
@@ -29,7 +31,9 @@ from pagecore.storage.memory.budgets import Memory
 from pagecore.storage.pools.allocation import Allocator
 
 
-class PagedKVCache(StepMethods, SwapMethods, CompactMethods, PrefixMethods, SaverMethods, CacheReader):
+class PagedKVCache(
+    StepMethods, SwapMethods, CompactMethods, PrefixMethods, SaverMethods, ArrayMethods, QueryMethods, CacheReader
+):
     """The keys and values of many sequences, in blocks of shared memory; every call takes the cache's lock.
 
     Parameters
