@@ -9,7 +9,6 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.errors import UnsupportedOption
 from pagecore.tiers import payload
 from pagecore.tiers.completions import Completions
 from pagecore.tiers.guard.batch import Batch, Kind, Part, part_sizes
@@ -17,7 +16,8 @@ from pagecore.tiers.guard.breaker import Admission, Breaker
 from pagecore.tiers.guard.counters import Counters
 from pagecore.tiers.guard.deadline import Deadline
 from pagecore.tiers.guard.staging import Region, StagingMemory, whole_pages
-from pagecore.tiers.store import BlockStore, Done, EntryRemover, Keys, Pieces, PrefixKeeper
+from pagecore.tiers.guard.submission import remover_of, submitted
+from pagecore.tiers.store import BlockStore, Done, Keys, Pieces
 
 # A staged load is cut into parts of this share of the staging memory, so that its copies and transfers overlap.
 PART_SHARE = 8
@@ -250,16 +250,7 @@ class Core:
         assert self.store is not None
         pieces = part.pieces if part.regions is None else part.staged(self.trailer)
         try:
-            if part.kind is Kind.REMOVE:
-                part.ticket = remover_of(self.store).submit_remove(part.keys)
-            elif pieces is None:
-                part.ticket = self.store.submit_lookup(part.keys)
-            elif part.kind is Kind.LOAD:
-                part.ticket = self.store.submit_load(part.keys, pieces)
-            elif part.before is None:
-                part.ticket = self.store.submit_store(part.keys, pieces)
-            else:
-                part.ticket = keeper_of(self.store).submit_store(part.keys, pieces, before=part.before)
+            part.ticket = submitted(self.store, part, pieces)
         except Exception as error:
             self._unlock(part.kind, part.keys)  # the holds of a load end with its batch
             failed = Done(0, np.zeros(len(part.keys), bool), f"{type(error).__name__}: {error}")
@@ -416,17 +407,3 @@ class Core:
             self.staging.check_invariants()
             held = sum(len(part.regions or ()) for part in parts)
             assert held <= self.staging.num_regions
-
-
-def keeper_of(store: BlockStore) -> PrefixKeeper:
-    """Return a store that keeps the order of a prefix; raise UnsupportedOption for another one."""
-    if not (isinstance(store, PrefixKeeper) and store.keeps_prefixes):
-        raise UnsupportedOption(f"{store.name} does not link entries; leave `before` out")
-    return store
-
-
-def remover_of(store: BlockStore) -> EntryRemover:
-    """Return a store that deletes entries on request; raise UnsupportedOption for another one."""
-    if not (isinstance(store, EntryRemover) and store.can_remove):
-        raise UnsupportedOption(f"{store.name} deletes no entries on request; let it evict them")
-    return store

@@ -8,65 +8,23 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pagecore.errors import StoreError, UnsupportedOption
 from pagecore.storage.checks import flag, require_int, shown
 from pagecore.tiers.arguments import checked_keys, checked_pieces
+from pagecore.tiers.guard.abilities import StoreAbilities
 from pagecore.tiers.guard.batch import Kind, Part, run
-from pagecore.tiers.guard.breaker import Breaker, State
+from pagecore.tiers.guard.breaker import Breaker
 from pagecore.tiers.guard.closing import ClosingStore
 from pagecore.tiers.guard.core import Core
 from pagecore.tiers.guard.deadline import Deadline
-from pagecore.tiers.store import (
-    KEY_BYTES,
-    BlockStore,
-    Done,
-    EntryLister,
-    EntryRemover,
-    EntryTaker,
-    EntryToucher,
-    EvictionReporter,
-    Keys,
-    Medium,
-    Pieces,
-    PrefixKeeper,
-    StoreStats,
-)
+from pagecore.tiers.guard.health import GuardHealth, health_of
+from pagecore.tiers.store import BlockStore, Done, Keys, Medium, Pieces, StoreStats
 
 
-@dataclass(frozen=True, slots=True)
-class GuardHealth:
-    """State of a guard.
-
-    Attributes
-    ----------
-    breaker : {"closed", "open", "half-open"}
-    seconds_left : float
-        Time until an open breaker tries the store again.
-    staging_bytes, used_bytes, lost_bytes : int
-        Staging memory, and its parts in use and lost to abandoned transfers that have not ended.
-    refused_batches, late_batches, dropped_stores, failed_sums, num_reopened : int
-        Batches that an open breaker refused; batches that missed their deadline; keys of stores that were dropped
-        because the budget was in use; payloads that differed from their sums; clients that were replaced.
-    """
-
-    breaker: State
-    seconds_left: float
-    staging_bytes: int
-    used_bytes: int
-    lost_bytes: int
-    refused_batches: int
-    late_batches: int
-    dropped_stores: int
-    failed_sums: int
-    num_reopened: int
-
-
-class Guard:
+class Guard(StoreAbilities):
     """A store of blocks with a deadline, verified payloads, a circuit breaker and a memory budget.
 
     A store keeps the contract of `BlockStore` by itself if its class attributes `verifies` and `writes_late` are absent
@@ -173,53 +131,9 @@ class Guard:
         before = None if before is None else checked_keys(before)
         return self._submit(Kind.STORE, keys, checked_pieces(pieces, len(keys)), before)
 
-    @property
-    def read_only(self) -> bool:
-        """True if the guard stores and removes nothing."""
-        return self._core.read_only
-
-    @property
-    def takes_entries(self) -> bool:
-        """False if the guard is read-only or the store takes no entries, so that `Tiers` writes none."""
-        store: object = self._core.store
-        return not self._core.read_only and (not isinstance(store, EntryTaker) or store.takes_entries)
-
-    @property
-    def keeps_prefixes(self) -> bool:
-        """True if the store evicts a prefix from its end."""
-        store: object = self._core.store
-        return isinstance(store, PrefixKeeper) and store.keeps_prefixes
-
     def submit_remove(self, keys: Keys) -> int:
         """Delete entries; the batch fails if the store has no `submit_remove`, or if the guard is read-only."""
         return self._submit(Kind.REMOVE, checked_keys(keys), None)
-
-    @property
-    def can_remove(self) -> bool:
-        """True if the store deletes entries on request."""
-        store: object = self._core.store
-        return not self._core.read_only and isinstance(store, EntryRemover) and store.can_remove
-
-    @property
-    def can_list(self) -> bool:
-        """True if the store lists its entries."""
-        store: object = self._core.store
-        return isinstance(store, EntryLister) and store.can_list
-
-    def keys(self) -> Keys:
-        """Return the keys of all entries of a store that lists them, and none of another.
-
-        Raises
-        ------
-        StoreError
-            The guard has no client: it is being reopened, or the guard is closed.
-        """
-        store: object = self._core.store
-        if store is None:
-            raise StoreError(f"the store {self.name} is being reopened or was closed; list its entries later")
-        if isinstance(store, EntryLister) and store.can_list:
-            return store.keys()
-        return np.empty((0, KEY_BYTES), np.uint8)
 
     def unlock(self, keys: Keys) -> None:
         """Release the holds of a lookup."""
@@ -292,42 +206,6 @@ class Guard:
             num_held = 0 if store is None else store.stats().num_held
             return self._core.counters.stats(self._core.completions.num_pending, num_held)
 
-    # ---- EntryToucher ----
-
-    @property
-    def can_touch(self) -> bool:
-        """True if the store counts uses that are reported."""
-        store: object = self._core.store
-        return isinstance(store, EntryToucher) and store.can_touch
-
-    def touch(self, keys: Keys) -> None:
-        """Count entries as used now, from the last key to the first."""
-        store: object = self._core.store
-        if isinstance(store, EntryToucher) and store.can_touch:
-            store.touch(checked_keys(keys))
-
-    # ---- EvictionReporter ----
-
-    @property
-    def reports_evictions(self) -> bool:
-        """True if the store reports its evictions."""
-        reporter = self._reporter()
-        return reporter is not None and reporter.reports_evictions
-
-    def take_evicted(self) -> Keys:
-        """Return the keys of entries that the store has evicted since the last call."""
-        reporter = self._reporter()
-        return np.empty((0, KEY_BYTES), np.uint8) if reporter is None else reporter.take_evicted()
-
-    def has(self, keys: Keys) -> NDArray[np.bool_]:
-        """Return True for each key whose entry the store has now; for all of them if it cannot say."""
-        reporter = self._reporter()
-        return np.ones(len(keys), np.bool_) if reporter is None else reporter.has(keys)
-
-    def _reporter(self) -> EvictionReporter | None:
-        store: object = self._core.store
-        return store if isinstance(store, EvictionReporter) else None
-
     # ---- what a store does not have ----
 
     @property
@@ -338,20 +216,7 @@ class Guard:
     def health(self) -> GuardHealth:
         """Return the state of the breaker and of the staging memory, and the counters of failures."""
         with self._lock:
-            core, now = self._core, self._clock()
-            counters, staging = core.counters, core.staging
-            return GuardHealth(
-                breaker=core.breaker.state(now),
-                seconds_left=core.breaker.seconds_left(now),
-                staging_bytes=0 if staging is None else staging.nbytes,
-                used_bytes=0 if staging is None else staging.used_bytes,
-                lost_bytes=0 if staging is None else staging.lost_bytes,
-                refused_batches=counters.refused_batches,
-                late_batches=counters.late_batches,
-                dropped_stores=counters.dropped_stores,
-                failed_sums=counters.failed_sums,
-                num_reopened=counters.num_reopened,
-            )
+            return health_of(self._core, self._clock())
 
     def check_invariants(self) -> None:
         """Raise AssertionError where the state contradicts itself; nothing may be pending."""
