@@ -32,7 +32,7 @@ from bench.soaking.faults import FAULTS, FaultyStore, RedisServer, rot_file
 from bench.soaking.handover import hand_over
 from pagecore.tiers.disk import DiskStore
 from pagecore.tiers.guard import Breaker, Deadline, Guard
-from pagecore.tiers.handover.sockets import SocketTransport
+from pagecore.tiers.handover.transports.sockets import SocketTransport
 from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.remote.resp import RespStore
 from pagecore.tiers.store import BlockStore

@@ -10,7 +10,7 @@ from pagecore.errors import OutOfBlocks
 from pagecore.tiers.handover.errors import HandoverError
 from pagecore.tiers.handover.exports import export_sequence
 from pagecore.tiers.handover.imports import start_import
-from pagecore.tiers.handover.sockets import SocketTransport
+from pagecore.tiers.handover.transports.sockets import SocketTransport
 
 __all__ = ["hand_over"]
 

@@ -20,9 +20,9 @@ from pagecore.errors import PagecoreError
 from pagecore.tiers.handover.exports import export_sequence
 from pagecore.tiers.handover.imports import import_sequence
 from pagecore.tiers.handover.manifest import Manifest
-from pagecore.tiers.handover.mooncake import MooncakeTransport
-from pagecore.tiers.handover.nixl import NixlTransport
-from pagecore.tiers.handover.sockets import SocketTransport
+from pagecore.tiers.handover.transports.mooncake import MooncakeTransport
+from pagecore.tiers.handover.transports.nixl import NixlTransport
+from pagecore.tiers.handover.transports.sockets import SocketTransport
 
 KIB = 1 << 10
 BLOCK, DIM, LAYERS = 16, 128, 8

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from pagecore.tiers.handover.exports import export_sequence
     from pagecore.tiers.handover.imports import import_sequence, start_import
     from pagecore.tiers.handover.leases import extend_lease, release_export
-    from pagecore.tiers.handover.mooncake import MooncakeTransport
-    from pagecore.tiers.handover.nixl import NixlTransport
-    from pagecore.tiers.handover.sockets import SocketTransport
+    from pagecore.tiers.handover.transports.mooncake import MooncakeTransport
+    from pagecore.tiers.handover.transports.nixl import NixlTransport
+    from pagecore.tiers.handover.transports.sockets import SocketTransport
     from pagecore.tiers.host.tier import HostTier
     from pagecore.tiers.keys import Fingerprint, content_chain, lane_keys
     from pagecore.tiers.manager.tiers import Tiers
@@ -129,9 +129,9 @@ _MODULES = {
     "handover.exports": ("export_sequence",),
     "handover.imports": ("import_sequence", "start_import"),
     "handover.leases": ("extend_lease", "release_export"),
-    "handover.mooncake": ("MooncakeTransport",),
-    "handover.nixl": ("NixlTransport",),
-    "handover.sockets": ("SocketTransport",),
+    "handover.transports.mooncake": ("MooncakeTransport",),
+    "handover.transports.nixl": ("NixlTransport",),
+    "handover.transports.sockets": ("SocketTransport",),
     "host.tier": ("HostTier",),
     "keys": ("Fingerprint", "content_chain", "lane_keys"),
     "manager.tiers": ("Tiers",),

@@ -45,8 +45,7 @@ def check_transport(transport: object) -> None:
     """Raise UnsupportedOption for an object that is not a transport."""
     if not isinstance(transport, Transport):
         raise UnsupportedOption(
-            f"transport is {shown(transport)}; expected a transport, such as "
-            "pagecore.tiers.handover.sockets.SocketTransport"
+            f"transport is {shown(transport)}; expected a transport, such as pagecore.tiers.SocketTransport"
         )
 
 

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from pagecore.tiers.handover.nixl import MODULES, NixlTransport
-from pagecore.tiers.handover.sockets import SocketTransport
+from pagecore.tiers.handover.transports.nixl import MODULES, NixlTransport
+from pagecore.tiers.handover.transports.sockets import SocketTransport
 from tests.capabilities import missing
 
 
@@ -27,7 +27,7 @@ def require_transport(kind):
 def pair_of(kind, folder):
     if kind in ("nixl", "mooncake"):
         require_transport(kind)
-        from pagecore.tiers.handover.mooncake import MooncakeTransport
+        from pagecore.tiers.handover.transports.mooncake import MooncakeTransport
 
         made = NixlTransport if kind == "nixl" else MooncakeTransport
         address, options = "tcp://127.0.0.1:0", {"staging_bytes": 1 << 16}

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from pagecore.tiers.handover import server
-from pagecore.tiers.handover.addresses import enlarge
+from pagecore.tiers.handover.transports import server
+from pagecore.tiers.handover.transports.addresses import enlarge
 from tests.tiers.handover.failing import Case
 
 

@@ -18,7 +18,7 @@ from pagecore.tiers.handover import errors
 from pagecore.tiers.handover.exports import export_sequence
 from pagecore.tiers.handover.imports import import_sequence
 from pagecore.tiers.handover.manifest import Manifest
-from pagecore.tiers.handover.sockets import SocketTransport
+from pagecore.tiers.handover.transports.sockets import SocketTransport
 from tests.tiers.handover.conftest import pair_of
 from tests.tiers.handover.failing import TOKENS, Case
 from tests.tiers.handover.pairs import assert_same, computed, content, make

@@ -10,7 +10,7 @@ import pytest
 from pagecore.tiers.handover import errors
 from pagecore.tiers.handover.exports import export_sequence
 from pagecore.tiers.handover.imports import import_sequence, start_import
-from pagecore.tiers.handover.mooncake import MooncakeTransport
+from pagecore.tiers.handover.transports.mooncake import MooncakeTransport
 from tests.tiers.handover.pairs import assert_same, computed, content, fill, make
 
 TOKENS = list(range(100, 250))

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from pagecore.errors import UnsupportedOption
-from pagecore.tiers.handover.nixl import MODULES, NixlTransport, _agent, _library
+from pagecore.tiers.handover.transports.nixl import MODULES, NixlTransport, _agent, _library
 from tests.tiers.handover.conftest import require_transport
 
 

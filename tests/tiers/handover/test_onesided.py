@@ -9,10 +9,10 @@ import pytest
 
 from pagecore import AttentionSpec, Plane, StateSpec
 from pagecore.tiers.handover import errors
-from pagecore.tiers.handover.addresses import connect
 from pagecore.tiers.handover.exports import export_sequence
 from pagecore.tiers.handover.imports import import_sequence, start_import
-from pagecore.tiers.handover.onesided import MAX_STAGING, OneSidedTransport
+from pagecore.tiers.handover.transports.addresses import connect
+from pagecore.tiers.handover.transports.onesided import MAX_STAGING, OneSidedTransport
 from pagecore.tiers.handover.wire import WIRE_VERSION, Answer, Claim, Stream
 from tests.tiers.handover.pairs import assert_same, computed, content, fill, make
 

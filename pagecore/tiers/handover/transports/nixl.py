@@ -14,8 +14,8 @@ import numpy as np
 
 from pagecore.errors import DeviceError, UnsupportedOption
 from pagecore.tiers.handover.errors import PeerLost
-from pagecore.tiers.handover.onesided import OneSidedTransport
 from pagecore.tiers.handover.pieces import Pieces
+from pagecore.tiers.handover.transports.onesided import OneSidedTransport
 
 INFINIBAND = Path("/sys/class/infiniband")
 # nixl chooses its build by the CUDA version of the libraries that the process has imported, and fails without that

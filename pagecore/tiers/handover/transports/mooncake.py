@@ -11,8 +11,8 @@ import numpy as np
 
 from pagecore.errors import DeviceError, UnsupportedOption
 from pagecore.tiers.handover.errors import HandoverError, PeerLost
-from pagecore.tiers.handover.onesided import STAGING_BYTES, OneSidedTransport
 from pagecore.tiers.handover.pieces import Pieces
+from pagecore.tiers.handover.transports.onesided import STAGING_BYTES, OneSidedTransport
 
 
 @dataclass(eq=False)

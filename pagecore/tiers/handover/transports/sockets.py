@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.errors import UnsupportedOption
-from pagecore.tiers.handover.addresses import connect
 from pagecore.tiers.handover.errors import CorruptTransfer, DeadlineExceeded, HandoverError, LeaseExpired
 from pagecore.tiers.handover.manifest import Manifest
 from pagecore.tiers.handover.offers import Offer
 from pagecore.tiers.handover.pieces import Units
 from pagecore.tiers.handover.pulls import Pull, PullRequest
-from pagecore.tiers.handover.server import OfferServer
+from pagecore.tiers.handover.transports.addresses import connect
+from pagecore.tiers.handover.transports.server import OfferServer
 from pagecore.tiers.handover.wire import WIRE_VERSION, Answer, Claim, End, Grant, Stream, receive_units, send_units
 
 POLL_SECONDS = 0.002

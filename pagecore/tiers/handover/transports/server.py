@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.errors import PagecoreError, UnsupportedOption
-from pagecore.tiers.handover.addresses import enlarge, listen
 from pagecore.tiers.handover.errors import CorruptTransfer, HandoverError, LeaseExpired
 from pagecore.tiers.handover.offers import Offer
 from pagecore.tiers.handover.pieces import Units
+from pagecore.tiers.handover.transports.addresses import enlarge, listen
 from pagecore.tiers.handover.wire import WIRE_VERSION, Answer, Claim, End, Refusal, Stream
 
 # Seconds in which a new connection must send its claim.

@@ -29,7 +29,7 @@ from pagecore.tiers.handover.errors import CorruptTransfer, DeadlineExceeded, Ha
 from pagecore.tiers.handover.offers import Offer
 from pagecore.tiers.handover.pieces import Pieces, Units
 from pagecore.tiers.handover.pulls import Pull, PullRequest
-from pagecore.tiers.handover.sockets import SocketTransport
+from pagecore.tiers.handover.transports.sockets import SocketTransport
 from pagecore.tiers.handover.wire import Answer, Claim, Grant, Stream, batches, verify
 
 STAGING_BYTES = 16 << 20

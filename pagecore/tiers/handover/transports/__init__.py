@@ -1,0 +1,1 @@
+"""Transports of a hand-over: sockets, and RDMA by NIXL or Mooncake."""
