@@ -19,12 +19,12 @@ from pagecore.tiers.host.methods.records import Backup
 from pagecore.tiers.host.operations._operations import count_once, is_new, newly_run, options_of, origin_of
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.manager.arguments import Write
-from pagecore.tiers.manager.inherited import InheritedPrefixes
-from pagecore.tiers.manager.origins import DEVICE, HOST, Origins, PrefixIdentity, PrefixMedia
-from pagecore.tiers.manager.second_hit import SecondHits
+from pagecore.tiers.manager.hits.inherited import InheritedPrefixes
+from pagecore.tiers.manager.hits.origins import DEVICE, HOST, Origins, PrefixIdentity, PrefixMedia
+from pagecore.tiers.manager.hits.second_hit import SecondHits
 from pagecore.tiers.manager.stores import StoreSide
-from pagecore.tiers.manager.stream_parts import StreamedPrefix
-from pagecore.tiers.manager.streams import ALL
+from pagecore.tiers.manager.writing.stream_parts import StreamedPrefix
+from pagecore.tiers.manager.writing.streams import ALL
 
 # Blocks of prompts that "second_hit" remembers for each state of a host without blocks.
 BLOCKS_PER_STATE = 256

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.errors import PagecoreError
-from pagecore.tiers.manager.load import Load
+from pagecore.tiers.manager.loading.load import Load
 from pagecore.tiers.manager.requests import Request
 from pagecore.tiers.manager.stats import RequestStats
 from pagecore.tiers.store import StoreStats

@@ -16,16 +16,16 @@ from pagecore.cache.sequences._sequences import token_ids
 from pagecore.errors import PagecoreError
 from pagecore.tiers.keys import Fingerprint, lane_keys
 from pagecore.tiers.manager.arguments import checked_media, checked_seconds, checked_spans, require_fingerprint
+from pagecore.tiers.manager.hits.origins import HOST, Origins
 from pagecore.tiers.manager.ledger import Ledger
-from pagecore.tiers.manager.load import Load
-from pagecore.tiers.manager.origins import HOST, Origins
+from pagecore.tiers.manager.loading.load import Load
 from pagecore.tiers.manager.policy import PrefixPlanner
 from pagecore.tiers.manager.port import DeviceSide, Positions, Spans, StreamHost
 from pagecore.tiers.manager.requests import Request
 from pagecore.tiers.manager.running import Agree, RunningLoads
-from pagecore.tiers.manager.saving import StoreWrites
 from pagecore.tiers.manager.stats import RequestStats
 from pagecore.tiers.manager.tickets import StorePort
+from pagecore.tiers.manager.writing.saving import StoreWrites
 from pagecore.tiers.store import BlockStore, Keys, Medium
 
 CHUNK_BYTES = 16 << 20

@@ -35,7 +35,7 @@ from pagecore.tiers.manager.requests import Request
 from pagecore.tiers.manager.running import Agree
 from pagecore.tiers.manager.stats import TierStats
 from pagecore.tiers.manager.stores import PIN_SECONDS, StoreSide
-from pagecore.tiers.manager.streams import ALL
+from pagecore.tiers.manager.writing.streams import ALL
 from pagecore.tiers.store import BlockStore, Medium
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from pagecore.tiers.guard import Deadline, Guard
 from pagecore.tiers.host.methods.records import Backup
-from pagecore.tiers.manager.inherited import InheritedPrefixes
+from pagecore.tiers.manager.hits.inherited import InheritedPrefixes
 from pagecore.tiers.manager.tiers import Tiers
 from tests.tiers.manager.served import BLOCK, LAYERS, WINDOWED, Served
 from tests.tiers.memory_store import MemoryStore

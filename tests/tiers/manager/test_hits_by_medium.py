@@ -9,7 +9,7 @@ import pytest
 from pagecore import AttentionSpec, InvalidSequence, PagedKVCache
 from pagecore.serving import Request, Scheduler
 from pagecore.tiers.host.tier import HostTier
-from pagecore.tiers.manager.origins import DEVICE, HOST, Origins
+from pagecore.tiers.manager.hits.origins import DEVICE, HOST, Origins
 from pagecore.tiers.manager.tiers import Tiers
 from tests.serving.fake_cache import FakeCache
 from tests.serving.runs import advance, drain

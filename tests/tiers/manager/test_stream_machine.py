@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pagecore.tiers.keys import lane_keys
 from pagecore.tiers.manager.stores import StoreSide
-from pagecore.tiers.manager.stream_parts import StreamedPrefix
+from pagecore.tiers.manager.writing.stream_parts import StreamedPrefix
 from tests.faults import is_full
 from tests.machines import drawn
 from tests.tiers.manager.plain_device import PlainDevice, StreamingHost

@@ -9,7 +9,7 @@ from pagecore import ShapeError
 from pagecore.errors import PagecoreError
 from pagecore.tiers.disk import DiskStore
 from pagecore.tiers.keys import content_chain, lane_keys
-from pagecore.tiers.manager.stream_parts import StreamedPrefix
+from pagecore.tiers.manager.writing.stream_parts import StreamedPrefix
 from pagecore.tiers.remote.objects import ObjectStore
 from tests.tiers.manager.plain_device import PlainDevice, StreamingHost
 from tests.tiers.manager.served import BLOCK, LAYERS, WINDOWED, Served, vectors

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pagecore.tiers.manager.unsaved import PAUSE_SECONDS, Unsaved
+from pagecore.tiers.manager.writing.unsaved import PAUSE_SECONDS, Unsaved
 from tests.tiers.blocks import random_keys
 from tests.tiers.manager.request_world import PROMPT, chain_of, lane_keys
 from tests.tiers.manager.served import BLOCK, Served
@@ -94,7 +94,7 @@ def test_what_the_host_has_lost_is_not_written_again(world):
 
 @pytest.mark.parametrize("fault", ["error", "raise"])
 def test_a_prompt_that_is_used_again_reaches_a_store_that_was_away(fault, monkeypatch):
-    monkeypatch.setattr("pagecore.tiers.manager.unsaved.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("pagecore.tiers.manager.writing.unsaved.PAUSE_SECONDS", 0.0)
     store = MemoryStore()
     prompt = list(range(6 * BLOCK + 1))
     with Served([store], num_blocks=30, host_blocks=30) as served:

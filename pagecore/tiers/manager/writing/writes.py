@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pagecore.tiers.manager.policy import chunks_of
 from pagecore.tiers.manager.port import Flags, HostSide, Positions, Releasable, Spans, StagedBlocks
 from pagecore.tiers.manager.tickets import StorePort
-from pagecore.tiers.manager.unsaved import Unsaved
+from pagecore.tiers.manager.writing.unsaved import Unsaved
 from pagecore.tiers.store import Keys, Pieces
 
 __all__ = ["Writer", "Written"]

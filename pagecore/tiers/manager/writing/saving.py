@@ -10,17 +10,17 @@ from numpy.typing import NDArray
 
 from pagecore.errors import UnsupportedDtype
 from pagecore.tiers.keys import Fingerprint, content_chain, lane_keys
-from pagecore.tiers.manager.deletions import Deletions
 from pagecore.tiers.manager.policy import PrefixPlanner
 from pagecore.tiers.manager.port import Positions, Prefix, Spans, StreamHost
-from pagecore.tiers.manager.removal import Clearing, Removal
 from pagecore.tiers.manager.stats import StreamStats
-from pagecore.tiers.manager.stream_parts import Passed, StreamedPrefix
-from pagecore.tiers.manager.streams import Streams
 from pagecore.tiers.manager.surroundings import Slots
 from pagecore.tiers.manager.tickets import StorePort
-from pagecore.tiers.manager.waiting import StoreWaits
-from pagecore.tiers.manager.writes import Writer
+from pagecore.tiers.manager.writing.deletions import Deletions
+from pagecore.tiers.manager.writing.removal import Clearing, Removal
+from pagecore.tiers.manager.writing.stream_parts import Passed, StreamedPrefix
+from pagecore.tiers.manager.writing.streams import Streams
+from pagecore.tiers.manager.writing.waiting import StoreWaits
+from pagecore.tiers.manager.writing.writes import Writer
 from pagecore.tiers.store import Keys, Medium
 
 __all__ = ["StoreWrites"]

@@ -8,11 +8,11 @@ from functools import partial
 
 import numpy as np
 
-from pagecore.tiers.manager.chunks import Chunk
+from pagecore.tiers.manager.loading.chunks import Chunk
+from pagecore.tiers.manager.loading.search import Search, Sources, note_found
 from pagecore.tiers.manager.policy import Wanted, chunks_of
 from pagecore.tiers.manager.port import Flags
 from pagecore.tiers.manager.requests import Request
-from pagecore.tiers.manager.search import Search, Sources, note_found
 from pagecore.tiers.manager.surroundings import Surroundings
 from pagecore.tiers.manager.tickets import StorePort
 

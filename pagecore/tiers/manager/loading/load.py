@@ -21,13 +21,13 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from pagecore.tiers.manager.loading.search import Search, Sources
+from pagecore.tiers.manager.loading.transfers import HostTransfer, Transfer
+from pagecore.tiers.manager.loading.windows import DeviceTransfer, fitting, plan_windows
 from pagecore.tiers.manager.policy import Wanted
 from pagecore.tiers.manager.port import Reader
 from pagecore.tiers.manager.requests import Request
-from pagecore.tiers.manager.search import Search, Sources
 from pagecore.tiers.manager.surroundings import Surroundings
-from pagecore.tiers.manager.transfers import HostTransfer, Transfer
-from pagecore.tiers.manager.windows import DeviceTransfer, fitting, plan_windows
 
 
 class Load:

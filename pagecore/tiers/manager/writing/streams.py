@@ -20,8 +20,8 @@ from collections.abc import Callable, Hashable, Sequence
 from pagecore.errors import PagecoreError, UnsupportedDtype
 from pagecore.tiers.manager.port import Positions, StreamHost
 from pagecore.tiers.manager.stats import StreamStats
-from pagecore.tiers.manager.stream_parts import Owner, Passed, Stream, StreamedPrefix, Window
-from pagecore.tiers.manager.writes import Writer, Written
+from pagecore.tiers.manager.writing.stream_parts import Owner, Passed, Stream, StreamedPrefix, Window
+from pagecore.tiers.manager.writing.writes import Writer, Written
 from pagecore.tiers.store import Keys
 
 __all__ = ["Streams"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pagecore.cache.sequences._sequences import Sequence
 from pagecore.tiers.host.operations._operations import options_of
-from pagecore.tiers.manager.origins import PrefixIndex
+from pagecore.tiers.manager.hits.origins import PrefixIndex
 
 
 class SecondHits:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pagecore.tiers.host.methods.records import Backup
-from pagecore.tiers.manager.origins import PrefixIndex
+from pagecore.tiers.manager.hits.origins import PrefixIndex
 
 __all__ = ["InheritedPrefixes"]
 

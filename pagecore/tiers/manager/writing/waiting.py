@@ -9,10 +9,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 
 from pagecore.errors import UnsupportedOption
-from pagecore.tiers.manager.deletions import check_cleared
-from pagecore.tiers.manager.removal import Clearing
 from pagecore.tiers.manager.requests import Request
 from pagecore.tiers.manager.tickets import StorePort
+from pagecore.tiers.manager.writing.deletions import check_cleared
+from pagecore.tiers.manager.writing.removal import Clearing
 
 __all__ = ["StoreWaits"]
 

@@ -7,8 +7,8 @@ from functools import partial
 
 from pagecore.errors import StoreError
 from pagecore.tiers.manager.port import Flags
-from pagecore.tiers.manager.removal import Clearing, Removal
 from pagecore.tiers.manager.tickets import StorePort
+from pagecore.tiers.manager.writing.removal import Clearing, Removal
 from pagecore.tiers.store import Keys, Medium
 
 __all__ = ["Deletions", "check_cleared"]

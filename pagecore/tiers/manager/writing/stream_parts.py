@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.tiers.manager.origins import PrefixIdentity, PrefixIndex
+from pagecore.tiers.manager.hits.origins import PrefixIdentity, PrefixIndex
 from pagecore.tiers.manager.port import Flags, Positions, Spans, StagedBlocks
 from pagecore.tiers.store import Keys
 

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from pagecore.errors import PagecoreError
-from pagecore.tiers.manager.chunks import Chunk
+from pagecore.tiers.manager.loading.chunks import Chunk
+from pagecore.tiers.manager.loading.search import Search, Sources
+from pagecore.tiers.manager.loading.transfers import Transfer
 from pagecore.tiers.manager.policy import Wanted, chunks_of
 from pagecore.tiers.manager.port import Positions
 from pagecore.tiers.manager.requests import Request
-from pagecore.tiers.manager.search import Search, Sources
 from pagecore.tiers.manager.surroundings import Surroundings
-from pagecore.tiers.manager.transfers import Transfer
 
 __all__ = ["DeviceTransfer", "fitting", "plan_windows"]
 

@@ -1,0 +1,1 @@
+"""Hits: media of reused tokens, second hits, and prefixes that the host had before its stores."""

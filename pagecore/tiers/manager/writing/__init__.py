@@ -1,0 +1,1 @@
+"""Writing: copies to stores, prefixes that are streamed to them while they grow, and deletions."""
