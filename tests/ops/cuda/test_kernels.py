@@ -8,7 +8,6 @@ import pytest
 
 from pagecore.arrays.cuda.current import use_runtime
 from pagecore.errors import DeviceError
-from pagecore.ops.cuda.compilation import kernels
 from pagecore.ops.cuda.compilation.compiler import Cubin
 from pagecore.ops.cuda.compilation.kernels import kernel, launch
 from tests.arrays.fake_runtime import FakeRuntime
@@ -65,7 +64,7 @@ def test_the_image_is_compiled_for_the_device_at_the_first_use(runtime, monkeypa
         asked.append(([each.name for each in instances], architecture))
         return Cubin(b"code", {"add<float,1>": "_Z3add"})
 
-    monkeypatch.setattr(kernels, "cubin", cubin)
+    monkeypatch.setattr("pagecore.ops.cuda.compilation.cubins.cubin", cubin)
     images = []
     monkeypatch.setattr(runtime, "load", lambda name, device, image, shared_bytes: images.append(image) or name)
     kernel("add<float,1>", 0)

@@ -9,8 +9,6 @@ from weakref import WeakKeyDictionary
 from pagecore.arrays.cuda.current import runtime
 from pagecore.arrays.cuda.protocol import Runtime
 from pagecore.errors import DeviceError
-from pagecore.ops.cuda.compilation.compiler import check_architecture
-from pagecore.ops.cuda.compilation.cubins import cubin
 from pagecore.ops.cuda.compilation.manifest import instance
 
 # Kernels by runtime: a kernel of one runtime is invalid in another, as the tests use.
@@ -49,6 +47,10 @@ def launch(
 
 def _load(name: str, device: int, stream: int | None) -> Any:
     global _latest  # noqa: PLW0603
+    # The compiler and its files are loaded with the first kernel: a process without a device never needs them.
+    from pagecore.ops.cuda.compilation.compiler import check_architecture
+    from pagecore.ops.cuda.compilation.cubins import cubin
+
     with _loading:
         current = runtime()
         kernels = _loaded.setdefault(current, {})
