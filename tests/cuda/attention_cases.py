@@ -104,17 +104,6 @@ def compare(case: Case, got: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]) 
     assert_lse_close(got[1], expected[1], str(case.query.dtype))
 
 
-def among(case: Case, sequences: np.ndarray[Any, Any]) -> tuple[Case, np.ndarray[Any, Any]]:
-    """Return the given sequences as a separate batch, and the indices of their rows in the query."""
-    cu = case.options.get("cu_query_lens", np.arange(len(case.seq_lens) + 1))
-    rows = np.concatenate([np.arange(cu[i], cu[i + 1]) for i in sequences])
-    options = dict(case.options)
-    if "cu_query_lens" in options:
-        options["cu_query_lens"] = np.concatenate([[0], np.cumsum(np.diff(cu)[sequences])])
-    table, lens = case.block_table[sequences], case.seq_lens[sequences]
-    return Case(case.query[rows], case.key_cache, case.value_cache, table, lens, options), rows
-
-
 def between_nan(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return a view that equals `array` and has eight NaN before and after every row."""
     dim = array.shape[-1]

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cuda.attention_cases import BF16, DeviceCase, among, compare
+from tests.cuda.attention_cases import BF16, DeviceCase, compare
 from tests.cuda.matrix import cases
-from tests.ops.cases import Case, Shape, make_case
+from tests.ops.cases import Case, Shape, among, make_case
 from tests.thinning import interleaved
 
 pytestmark = pytest.mark.slow

@@ -18,14 +18,13 @@ from tests.cuda.attention_cases import (
     OPTIONS,
     SINKS,
     DeviceCase,
-    among,
     check,
     compare,
     in_last_slot,
     poisoned,
 )
 from tests.cuda.matrix import cases
-from tests.ops.cases import Case, Shape, make_case
+from tests.ops.cases import Case, Shape, among, make_case
 from tests.thinning import in_turn
 
 pytestmark = pytest.mark.slow

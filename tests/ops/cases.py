@@ -85,6 +85,17 @@ class Case:
         assert_lse_close(lse, expected_lse, str(self.query.dtype))
 
 
+def among(case: Case, sequences: np.ndarray[Any, Any]) -> tuple[Case, np.ndarray[Any, Any]]:
+    """Return the given sequences as a separate batch, and the indices of their rows in the query."""
+    cu = case.options.get("cu_query_lens", np.arange(len(case.seq_lens) + 1))
+    rows = np.concatenate([np.arange(cu[i], cu[i + 1]) for i in sequences])
+    options = dict(case.options)
+    if "cu_query_lens" in options:
+        options["cu_query_lens"] = np.concatenate([[0], np.cumsum(np.diff(cu)[sequences])])
+    table, lens = case.block_table[sequences], case.seq_lens[sequences]
+    return Case(case.query[rows], case.key_cache, case.value_cache, table, lens, options), rows
+
+
 def assert_output_close(out: Array, expected: Array, magnitude: Array | None = None) -> None:
     """Check OUTPUT_BOUNDS for the dtype of the output; rows without keys must be exactly 0.
 

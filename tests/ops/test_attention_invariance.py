@@ -11,7 +11,7 @@ import pytest
 
 import pagecore
 from pagecore import errors, ops
-from tests.ops.cases import DTYPES, Case, Shape, assert_lse_close, assert_output_close, make_case
+from tests.ops.cases import DTYPES, Case, Shape, among, assert_lse_close, assert_output_close, make_case
 from tests.together import together
 
 pytestmark = pytest.mark.slow
@@ -25,17 +25,6 @@ def plan_for(case: Case, **more: Any) -> ops.AttentionPlan:
     cu_query_lens = case.options.get("cu_query_lens")
     heads = {"num_query_heads": case.query.shape[1], "num_kv_heads": case.key_cache.shape[2]}
     return ops.plan_attention(cu_query_lens, case.seq_lens, **heads, **kinds, **more)
-
-
-def among(case: Case, sequences: np.ndarray[Any, Any]) -> tuple[Case, np.ndarray[Any, Any]]:
-    """Return a batch of the given sequences alone, and their rows of the query."""
-    cu = case.options.get("cu_query_lens", np.arange(len(case.seq_lens) + 1))
-    rows = np.concatenate([np.arange(cu[i], cu[i + 1]) for i in sequences])
-    options = dict(case.options)
-    if "cu_query_lens" in options:
-        options["cu_query_lens"] = np.concatenate([[0], np.cumsum(np.diff(cu)[sequences])])
-    table, lens = case.block_table[sequences], case.seq_lens[sequences]
-    return Case(case.query[rows], case.key_cache, case.value_cache, table, lens, options), rows
 
 
 def assert_same_bits(got: Any, expected: Any) -> None:

@@ -10,10 +10,10 @@ import pytest
 
 import pagecore
 from pagecore import errors, ops
-from tests.ops.cases import DTYPES, LAYOUTS, Shape, assert_lse_close, assert_output_close, make_case, random_mask
+from tests.ops.cases import DTYPES, LAYOUTS, Shape, among, assert_lse_close, assert_output_close, make_case, random_mask
 from tests.ops.instruction_sets import on_every_isa
 from tests.ops.selections import expect, poison, random_selection
-from tests.ops.test_attention_invariance import among, assert_same_bits, plan_for
+from tests.ops.test_attention_invariance import assert_same_bits, plan_for
 from tests.together import together
 
 LENS = {

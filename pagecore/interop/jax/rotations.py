@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.interop.jax.arguments import FLOATS
 from pagecore.ops.codecs._codecs import rotation_block
-
-_FLOATS = ("float32", "float16", "bfloat16")
 
 
 def hadamard(x: jax.Array) -> jax.Array:
@@ -33,7 +32,7 @@ def hadamard(x: jax.Array) -> jax.Array:
     """
     if not isinstance(x, jax.Array):
         raise UnsupportedOption(f"x is a {type(x).__name__}; expected a jax.Array")
-    if str(x.dtype) not in _FLOATS:
+    if str(x.dtype) not in FLOATS:
         raise UnsupportedDtype(f"x is {x.dtype}; float32, float16 and bfloat16 are served: convert it")
     block = rotation_block(x.shape[-1]) if x.ndim else 0
     if not block:

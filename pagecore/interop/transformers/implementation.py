@@ -1,4 +1,4 @@
-"""Name of the attention implementation, and the check that a model uses it."""
+"""Name and dtypes of the attention implementation, and the check that a model uses it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from transformers import PreTrainedModel
 from pagecore.errors import UnsupportedOption, shown
 
 NAME = "pagecore"
+# Dtypes of queries, keys and values.
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 # Models that attend to keys other than those that they store, such as copies for each expert.
 _REPEATING = frozenset({"jetmoe"})
 # Models whose masks have no window: transformers' caches drop the keys before it.

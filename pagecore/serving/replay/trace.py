@@ -28,7 +28,7 @@ from pagecore.serving.replay.trace_request import (
     TraceRequest,
     TraceUnits,
 )
-from pagecore.serving.replay.trace_source import Trace, TracePlace, trace_lines, trace_name
+from pagecore.serving.replay.trace_source import LINE_BYTES_MAX, Trace, TracePlace, trace_lines, trace_name
 from pagecore.storage.checks import flag, require_int
 
 __all__ = [
@@ -44,7 +44,6 @@ __all__ = [
     "scan_trace",
 ]
 
-LINE_BYTES_MAX = 1 << 26
 MOONCAKE = TraceUnits()
 
 

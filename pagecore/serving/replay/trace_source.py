@@ -10,9 +10,11 @@ from typing import Any, BinaryIO, TypeAlias, TypeGuard
 
 from pagecore.serving.replay.trace_file import TraceError, checked_path, open_trace
 
-__all__ = ["Trace", "TracePlace", "is_records", "trace_lines", "trace_name"]
+__all__ = ["LINE_BYTES_MAX", "Trace", "TracePlace", "is_records", "trace_lines", "trace_name"]
 
 Trace: TypeAlias = str | os.PathLike[str] | Sequence[Any]
+# No format of traces has longer lines.
+LINE_BYTES_MAX = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,12 +35,11 @@ from pagecore.serving.replay.trace_fields import (
 )
 from pagecore.serving.replay.trace_file import TraceError, open_trace_file
 from pagecore.serving.replay.trace_request import SkippedRows, TraceRequest, TraceUnits
-from pagecore.serving.replay.trace_source import Trace, TracePlace, trace_lines, trace_name
+from pagecore.serving.replay.trace_source import LINE_BYTES_MAX, Trace, TracePlace, trace_lines, trace_name
 from pagecore.serving.whatif._stack import Numbers
 from pagecore.serving.whatif.stored import StoredChains
 from pagecore.storage.checks import require_int, shown
 
-LINE_BYTES_MAX = 1 << 26
 # Blocks of requests that are handed on together.
 CHUNK_BLOCKS = 1 << 20
 

@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 from pagecore.errors import DeviceError, PagecoreError, UnsupportedDtype, UnsupportedOption
 from pagecore.interop.transformers.generate_batch.attention import BATCH_NAME, REMEDY, batch_keywords
 from pagecore.interop.transformers.generate_batch.caches import cache_class, holders
+from pagecore.interop.transformers.implementation import FLOATS
 from pagecore.interop.transformers.tracing import untraced
 
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _KINDS = ("full_attention", "sliding_attention")
 _MANAGER = "_cached_continuous_batching_manager"
 
@@ -160,7 +160,7 @@ def _check_model(model: PreTrainedModel) -> None:
             f"the model is on {model.device}; use_in_generate_batch serves models on the host: move it, or use "
             "generate_batch with flash attention"
         )
-    if model.dtype not in _DTYPES:
+    if model.dtype not in FLOATS:
         raise UnsupportedDtype(f"the model is {model.dtype}; run it in float32, float16 or bfloat16")
     _check_layers(model)
 

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.interop.transformers.implementation import FLOATS
 from pagecore.storage import LatentSpec
-
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def check_latents(spec: LatentSpec, layer: int, latent: torch.Tensor, rope: torch.Tensor) -> None:
@@ -64,7 +63,7 @@ def _weight(module: torch.nn.Module, layer: int) -> torch.Tensor:
     """Return the weight [heads * (nope + v_head_dim), latent_dim] of the layer's projection."""
     linear = getattr(module, "kv_b_proj", None)
     weight = getattr(linear, "weight", None)
-    if weight is None or not _is_plain(linear) or weight.dtype not in _FLOATS or weight.is_meta:
+    if weight is None or not _is_plain(linear) or weight.dtype not in FLOATS or weight.is_meta:
         kind = type(linear).__name__ if weight is None else f"{type(linear).__name__} of {weight.dtype}"
         raise UnsupportedOption(
             f"kv_b_proj of layer {layer} is a {kind}; latents are read through a plain linear layer without bias or "

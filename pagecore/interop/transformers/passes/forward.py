@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pagecore.arrays import Tensor
 from pagecore.cache import Batch
 from pagecore.errors import OutOfRows, ShapeError, UnsupportedDtype, UnsupportedOption
-from pagecore.interop.transformers.implementation import REMEDY, has_window_in_cache_only
+from pagecore.interop.transformers.implementation import FLOATS, REMEDY, has_window_in_cache_only
 from pagecore.interop.transformers.inputs.arguments import Ids, Inputs, Mask
 from pagecore.interop.transformers.inputs.encoder import EncoderOutput
 from pagecore.interop.transformers.passes.absorbed import Absorbed, check_latents
@@ -22,8 +22,6 @@ from pagecore.interop.transformers.states.running import Checkpoints, refuse_pad
 from pagecore.interop.transformers.tracing import untraced
 from pagecore.storage import CrossSpec, LatentSpec, Spec
 from pagecore.storage.specs.attended import attended_keys, chunk_of
-
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Forward:
@@ -147,7 +145,7 @@ class Forward:
                 "the keys and values of the forward pass require grad, and a paged cache has no gradients; run the "
                 "model under torch.no_grad() or torch.inference_mode(), as generate does"
             )
-        if key.dtype not in _DTYPES:
+        if key.dtype not in FLOATS:
             raise UnsupportedDtype(f"the keys are {key.dtype}; run the model in float32, float16 or bfloat16")
         index = self._rows.layers.get(layer)
         if index is None:
