@@ -356,8 +356,39 @@ class PagedKVCache(
         """
         return lifecycle.fork(self._parts.state, sequence, id)
 
-    def reorder(self, sequences: Iterable[Sequence], parents: Iterable[Sequence]) -> None:
-        """Make each sequence a copy of its parent as it was before the call (beam search); parents may repeat."""
+    def reorder(self, sequences: Sequence | Iterable[Sequence], parents: Sequence | Iterable[Sequence]) -> None:
+        """Make each sequence a copy of its parent as it was before the call (beam search); all or nothing.
+
+        The sequences keep their ids, and share the blocks of their parents, as after `fork`; blocks that only they had
+        are released. Blocks and states are shared until a step writes to them.
+
+        Parameters
+        ----------
+        sequences : Sequence or iterable of Sequence
+        parents : Sequence or iterable of Sequence
+            One for each sequence. A parent may repeat, may be the sequence itself, and may be a copy of another one.
+
+        Raises
+        ------
+        ShapeError
+            Another number of parents than of sequences.
+        InvalidSequence
+            A sequence or parent that is not idle in this cache, or a sequence that is listed twice.
+        NotEnoughMemory
+            The host cannot allocate the copies of token ids; nothing was changed.
+
+        Examples
+        --------
+        >>> from pagecore import AttentionSpec, PagedKVCache
+        >>> cache = PagedKVCache(AttentionSpec(1, 8), num_blocks=9, block_size=4)
+        >>> first = cache.add_sequence(range(6))
+        >>> cache.commit(cache.prepare([first], 6))
+        >>> second = cache.fork(first)
+        >>> cache.append_tokens([first, second], [7, 8])
+        >>> cache.reorder([first, second], [second, second])
+        >>> int(first.tokens[-1]), int(second.tokens[-1])
+        (8, 8)
+        """
         lifecycle.reorder(self._parts.state, sequences, parents)
 
     def truncate(self, sequences: Sequence | Iterable[Sequence], lengths: ArrayLike) -> None:

@@ -28,7 +28,13 @@ class ArrayMethods(PartsOwner):
         return place.group
 
     def spec(self, layer: int) -> Spec:
-        """Return the spec of this rank's part of a model layer; for an alias, that of the layer that it shares."""
+        """Return the spec of this rank's part of a model layer; for an alias, that of the layer that it shares.
+
+        Raises
+        ------
+        ShapeError
+            The cache does not have that layer.
+        """
         return self._parts.layer(layer).spec
 
     def plane(self, name: str, layer: int) -> Tensor:

@@ -93,6 +93,13 @@ class AttentionSpec:
     ShapeError, UnsupportedDtype, UnsupportedOption
         Invalid sizes, numbers, dtype, format or rotation, or a head dim that the groups of the format or the blocks of
         the rotation do not divide.
+
+    Examples
+    --------
+    >>> from pagecore import AttentionSpec
+    >>> spec = AttentionSpec(num_kv_heads=8, head_dim=128, num_query_heads=32)
+    >>> [(plane.name, plane.shape, str(plane.dtype)) for plane in spec.planes]
+    [('key', (8, 128), 'bfloat16'), ('value', (8, 128), 'bfloat16')]
     """
 
     num_kv_heads: int
