@@ -18,7 +18,7 @@ from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.static.static import StaticKVCache
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage import KVLayout, Spec, StateSpec, TensorParallel, parse_memory
-from pagecore.storage.checks import flag, require_int, shown
+from pagecore.storage.checks import flag, require_int, require_pool, shown
 from pagecore.storage.memory.budgets import Memory
 from pagecore.storage.pools.allocation import Allocator
 from pagecore.storage.pools.layout import as_layout
@@ -107,9 +107,9 @@ class PagedCacheConfig:
         put("scrub", scrub_option(self.scrub, self.device))
         put("recompute_last_block", flag("recompute_last_block", self.recompute_last_block))
         if self.num_states is not None:
-            put("num_states", require_int("num_states", self.num_states, min=2, max=None))
+            put("num_states", require_pool("num_states", self.num_states, "slot", max=None))
         if self.num_checkpoints is not None:
-            put("num_checkpoints", require_int("num_checkpoints", self.num_checkpoints, min=2, max=None))
+            put("num_checkpoints", require_pool("num_checkpoints", self.num_checkpoints, "slot", max=None))
         if self.state_ratio is not None:
             put("state_ratio", checked_ratio(self.state_ratio))
         put("memory_saver", flag("memory_saver", self.memory_saver))
@@ -355,5 +355,5 @@ def _block_counts(num_blocks: int | Listed[int]) -> int | tuple[int, ...]:
     if isinstance(given, np.ndarray):
         given = given.tolist()
     if isinstance(given, list | tuple):
-        return tuple(require_int("num_blocks", count, min=2, max=None) for count in given)
-    return require_int("num_blocks", given, min=2, max=None)
+        return tuple(require_pool("num_blocks", count, max=None) for count in given)
+    return require_pool("num_blocks", given, max=None)

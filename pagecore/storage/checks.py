@@ -32,17 +32,25 @@ _FACTOR_ABOVE = 2.0**-150
 _FACTOR_BELOW = 2.0**128 - 2.0**103
 
 
-def require_int(name: str, value: SupportsIndex, min: int = 1, max: int | None = INT32_MAX) -> int:
-    """Return `value` as an int; raise ShapeError for non-integers, below `min` and above `max` (None: no limit)."""
+def require_int(name: str, value: SupportsIndex, min: int = 1, max: int | None = INT32_MAX, reason: str = "") -> int:
+    """Return `value` as an int; raise ShapeError for non-integers, below `min` and above `max` (None: no limit).
+
+    `reason` follows `min` in the message.
+    """
     try:
         number = operator.index(_not_bool(value))
     except TypeError:
         raise ShapeError(f"{name} is {shown(value)}; expected an integer of at least {min}") from None
     if number < min:
-        raise ShapeError(f"{name} is {shown(number)}; it must be at least {min}")
+        raise ShapeError(f"{name} is {shown(number)}; it must be at least {min}{reason}")
     if max is not None and number > max:
         raise ShapeError(f"{name} is {shown(number)}; it must be at most {max}")
     return number
+
+
+def require_pool(name: str, value: SupportsIndex, entry: str = "block", max: int | None = INT32_MAX) -> int:
+    """Return the size of a pool as an int; raise ShapeError as `require_int`, and below 2, because entry 0 is null."""
+    return require_int(name, value, 2, max, f" because {entry} 0 is the reserved null {entry}")
 
 
 def _not_bool(value: SupportsIndex) -> SupportsIndex:

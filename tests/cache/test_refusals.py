@@ -16,11 +16,13 @@ from pagecore import (
     OutOfBlocks,
     OutOfRows,
     ShapeError,
+    StateSpec,
     UnsupportedDtype,
     UnsupportedOption,
 )
 from pagecore.cache.step import prepare
 from pagecore.index import StepBuffers
+from pagecore.storage.state_shapes import delta_planes
 from tests.cache.caches import SPEC, advance, make, make_static, normal
 from tests.together import together
 
@@ -67,6 +69,34 @@ from tests.together import together
 def test_invalid_options_of_a_cache_are_refused(options, error):
     with pytest.raises(error):
         make(**options)
+
+
+@together(
+    ("options", "says"),
+    [
+        ({"num_blocks": 1}, "num_blocks is 1; it must be at least 2 because block 0 is the reserved null block"),
+        ({"num_blocks": [0]}, "num_blocks is 0; it must be at least 2 because block 0 is the reserved null block"),
+        ({"num_states": 1}, "num_states is 1; it must be at least 2 because slot 0 is the reserved null slot"),
+        ({"num_checkpoints": 1}, "num_checkpoints is 1; .* because slot 0 is the reserved null slot"),
+    ],
+)
+def test_a_pool_of_the_null_entry_alone_is_refused_with_the_reason(options, says):
+    layers = (
+        [SPEC, StateSpec(delta_planes(1, 1, 4, 4), checkpoint_format="int8")] if "num_blocks" not in options else SPEC
+    )
+    with pytest.raises(ShapeError, match=says):
+        make(layers=layers, **options)
+
+
+def test_one_id_for_a_list_of_sequences_is_refused_as_such():
+    cache = make()
+    sequences = [cache.add_sequence([1, 2]), cache.add_sequence([3])]
+    for count in (1, 2):
+        with pytest.raises(ShapeError, match=f"ids is one token id for a list of {count} sequences; give a list"):
+            cache.append_tokens(sequences[:count], 5)
+    with pytest.raises(ShapeError, match="1 ids are given for 2 sequences"):
+        cache.append_tokens(sequences, [5])
+    assert [sequence.num_tokens for sequence in sequences] == [2, 1]
 
 
 @pytest.mark.parametrize(

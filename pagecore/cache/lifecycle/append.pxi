@@ -88,7 +88,11 @@ cdef int read_ids(object ids, Py_ssize_t count, vector[int32_t]& flat, vector[in
         width = ids.shape[1]
         ids = ids.reshape(-1)
     given = as_integers(ids, "token id", ShapeError)
-    if given.is_scalar or given.size != count * width:
+    if given.is_scalar:
+        raise ShapeError(
+            f"ids is one token id for a list of {count} sequences; give a list with an id, or a list of ids, for each"
+        )
+    if given.size != count * width:
         raise ShapeError(
             f"{given.size} ids are given for {count} sequences; give a list with an id, or a list of ids, for each"
         )

@@ -13,7 +13,7 @@ from pagecore.cache.memory.demand import divide_memory, longest_sequence
 from pagecore.errors import DeviceError, OutOfBlocks, ShapeError, UnsupportedOption
 from pagecore.index import check_policy
 from pagecore.storage import parse_memory
-from pagecore.storage.checks import INT32_MAX, flag, require_int, shown
+from pagecore.storage.checks import INT32_MAX, flag, require_pool, shown
 from pagecore.storage.memory.budgets import Memory
 
 # Tokens of a row by default in a cache whose layers all keep states: no pool limits it.
@@ -127,7 +127,7 @@ def count_blocks(
         raise ShapeError(
             f"num_blocks lists {len(counted)}; the layers form {len(groups)} groups: give one for each, or one for all"
         )
-    counted = [require_int("num_blocks", n, min=2, max=None) for n in counted]
+    counted = [require_pool("num_blocks", n, max=None) for n in counted]
     if max(counted) > INT32_MAX:
         raise ShapeError(
             f"a pool would have {shown(max(counted))} blocks; ids are int32, at most {INT32_MAX}: use larger blocks"

@@ -10,7 +10,7 @@ from pagecore.cache.layers.groups import Layer
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.index import BlockTables, StateTable
 from pagecore.storage import StatePool, StateSpec, parse_memory, state_budget
-from pagecore.storage.checks import INT32_MAX, require_int, shown
+from pagecore.storage.checks import INT32_MAX, require_pool, shown
 from pagecore.storage.memory.budgets import Memory
 
 RULES = ("chunk", "interval", "in_place", "draft_tokens", "checkpoint_format")
@@ -160,8 +160,8 @@ def size_states(
         )
     _check_ratio(state_ratio, num_states, memory, has_blocks)
     least = 1 + layers.slots_to_run
-    given = None if num_states is None else require_int("num_states", num_states, min=2, max=INT32_MAX)
-    kept = None if num_checkpoints is None else require_int("num_checkpoints", num_checkpoints, min=2, max=INT32_MAX)
+    given = None if num_states is None else require_pool("num_states", num_states, "slot")
+    kept = None if num_checkpoints is None else require_pool("num_checkpoints", num_checkpoints, "slot")
     if given is not None and given < least:
         raise ShapeError(f"num_states is {given}; one sequence needs {least}, the null slot included: give more")
     if memory is None:

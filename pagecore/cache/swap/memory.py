@@ -15,7 +15,7 @@ from pagecore.cache.parts import CacheParts
 from pagecore.errors import NotEnoughMemory, UnsupportedDtype, UnsupportedOption
 from pagecore.index import BlockPool, StateTable
 from pagecore.storage import CrossSpec, KVLayout, KVPool, Plane, StatePool, StateSpec, parse_memory
-from pagecore.storage.checks import INT32_MAX, flag, require_int
+from pagecore.storage.checks import INT32_MAX, flag, require_pool
 from pagecore.storage.memory.budgets import Memory
 from pagecore.storage.pools.layout import as_layout
 from pagecore.storage.specs.spec import CACHE_DTYPES
@@ -196,8 +196,8 @@ def _size_states(
             "num_checkpoints is given, but the cache has no quantised checkpoints; leave it out, or give its "
             "StateSpecs checkpoint_format"
         )
-    slots = states.num_slots if num_states is None else require_int("num_states", num_states, min=2, max=INT32_MAX)
-    kept = None if num_checkpoints is None else require_int("num_checkpoints", num_checkpoints, min=2, max=INT32_MAX)
+    slots = states.num_slots if num_states is None else require_pool("num_states", num_states, "slot")
+    kept = None if num_checkpoints is None else require_pool("num_checkpoints", num_checkpoints, "slot")
     if memory is None:
         default = max(slots, states.num_checkpoints) if num_states is None else slots
         return _with_checkpoints(states, slots, default if kept is None else kept), None

@@ -8,7 +8,7 @@ from typing import SupportsIndex
 from pagecore.arrays import Tensor, empty, strided, zeros
 from pagecore.arrays.cuda.devices import device_name
 from pagecore.errors import NotEnoughMemory, UnsupportedOption
-from pagecore.storage.checks import LAYERS_MAX, flag, member, require_int, shown
+from pagecore.storage.checks import LAYERS_MAX, flag, member, require_int, require_pool, shown
 from pagecore.storage.memory.budgets import Memory, parse_memory
 from pagecore.storage.pools.adoption import Span, adopt
 from pagecore.storage.pools.allocation import Allocator, allocated, checked_allocator, fill_zeros
@@ -83,7 +83,7 @@ class KVPool:
         self.spec = spec
         self.device = device_name(device)
         self.num_layers = require_int("num_layers", num_layers, max=LAYERS_MAX)
-        self.num_blocks = require_int("num_blocks", num_blocks, min=2)
+        self.num_blocks = require_pool("num_blocks", num_blocks)
         self.block_size = require_int("block_size", block_size)
         check_block_size(spec, self.block_size)
         self.layout = as_layout(layout).bind(spec.planes, self.num_layers, self.num_blocks, self.block_size)

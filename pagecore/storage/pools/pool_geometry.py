@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import SupportsIndex
 
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.storage.checks import INT32_MAX, LAYERS_MAX, as_tuple, ceil_div, require_int, shown
+from pagecore.storage.checks import LAYERS_MAX, as_tuple, ceil_div, require_int, require_pool, shown
 from pagecore.storage.pools.layout import KVLayout
 from pagecore.storage.pools.state_memory import slot_offsets
 from pagecore.storage.pools.state_pool import listed_specs
@@ -106,7 +106,7 @@ def checked_geometry(
         tuple(listed),
         require_int("block_size", block_size),
         states,
-        tuple(require_int("num_blocks", count, min=2, max=INT32_MAX) for count in blocks),
+        tuple(require_pool("num_blocks", count) for count in blocks),
         slots,
         heads,
     )

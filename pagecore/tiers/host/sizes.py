@@ -11,7 +11,7 @@ from pagecore.cache.memory.limits import count_blocks, refuse_blocks
 from pagecore.cache.parts import CacheParts
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.storage import parse_memory
-from pagecore.storage.checks import INT32_MAX, as_float, ceil_div, require_int, shown
+from pagecore.storage.checks import INT32_MAX, as_float, ceil_div, require_pool, shown
 from pagecore.storage.memory.budgets import Memory
 from pagecore.storage.pools.pool_geometry import LANE_ALIGNMENT, SLOT_ALIGNMENT
 
@@ -42,7 +42,7 @@ def size_tier(
         raise UnsupportedOption("num_states is given, but no layer of the cache keeps a state; leave it out")
     slots = 0 if states is None else states.checkpoints.num_blocks
     if num_states is not None:
-        slots = require_int("num_states", num_states, min=2, max=INT32_MAX)
+        slots = require_pool("num_states", num_states, "slot")
     if ratio is not None:
         return _scaled(parts, ratio, slots, num_states is None)
     groups = parts.cached_groups
@@ -85,7 +85,7 @@ def _slots_alone(
     if len(given) != 1:
         _refuse_sizes(given, "memory, num_states and ratio")
     if num_states is not None:
-        return require_int("num_states", num_states, min=2, max=INT32_MAX)
+        return require_pool("num_states", num_states, "slot")
     if ratio is not None:
         assert parts.state.states is not None
         return _scaled(parts, ratio, parts.state.states.checkpoints.num_blocks, True)[1]
