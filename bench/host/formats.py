@@ -30,7 +30,8 @@ from pagecore.arrays.dtypes.formats import FORMATS, SEALED_FORMATS, Format
 
 PLAIN, BLOCK = "bfloat16", 16
 DRAM = Shape(32, 8, 128, 8, 16384)
-PROMPT, NEW_TOKENS = 2048, 2048
+PROMPT = 2048
+WRITTEN = (2048, 8)  # tokens of a write: of a prompt, and of a step of decode
 # Largest relative error of the output, by the bits of a code.
 ERROR_MAX = {8: 0.1, 4: 0.35, 2: 0.8}
 CHUNK = 4096  # blocks that are quantised at a time
@@ -110,7 +111,8 @@ def run(bench: Bench, _options: argparse.Namespace) -> None:
             _peer(bench, shape, paged, stored, threads[-1])
         _prefill(bench, prompt, Stored(prompt, format), threads[-1])
         for count in threads:
-            _write(bench, paged, stored, count)
+            for tokens in bench.pick(WRITTEN, (64, 8)):
+                _write(bench, paged, stored, count, tokens)
     in_sealed_blocks = Paged(Load(shape, PLAIN), SEALED_BLOCK)
     for name in SEALED_FORMATS:
         sealed = Sealed(in_sealed_blocks, name)
@@ -226,14 +228,20 @@ def _prefill(bench: Bench, paged: Paged, stored: Stored, count: int) -> None:
     )
 
 
-def _write(bench: Bench, paged: Paged, stored: Stored, count: int) -> None:
-    """Write a prompt's keys and values to whole scattered blocks, others in each call."""
-    tokens = bench.pick(NEW_TOKENS, 64)
+def _slots(blocks: int, tokens: int, random: np.random.Generator) -> list[np.ndarray]:
+    """Return slots of calls: of a prompt whole scattered blocks, of a step of decode one slot in each block."""
+    each = min(BLOCK, tokens // 8)
+    count = tokens // each
+    order = random.permutation(np.arange(1, blocks))[: (blocks - 1) // count * count]
+    return [(part[:, None] * BLOCK + np.arange(each)).reshape(-1) for part in order.reshape(-1, count)]
+
+
+def _write(bench: Bench, paged: Paged, stored: Stored, count: int, tokens: int) -> None:
+    """Write new keys and values to other slots in each call."""
     blocks, _, heads, dim = paged.key_cache.shape
     random = np.random.default_rng(0)
     new = random.standard_normal((2, tokens, heads, dim), dtype=np.float32).astype(paged.key_cache.dtype)
-    order = random.permutation(np.arange(1, blocks))[: (blocks - 1) // (tokens // BLOCK) * (tokens // BLOCK)]
-    slots = [(part[:, None] * BLOCK + np.arange(BLOCK)).reshape(-1) for part in order.reshape(-1, tokens // BLOCK)]
+    slots = _slots(blocks, tokens, random)
     ours_slots, plain_slots = cycle(slots), cycle(slots)
     plain = [_by_head(blocks, heads, dim, PLAIN) for _ in range(2)]
 
@@ -246,7 +254,7 @@ def _write(bench: Bench, paged: Paged, stored: Stored, count: int) -> None:
     def check() -> None:
         where = next(ours_slots)
         stored.write(new[0], new[1], where)
-        held = stored.caches[0].view(np.uint8)[where[:BLOCK] // BLOCK, where[:BLOCK] % BLOCK]
+        held = stored.caches[0].view(np.uint8)[where // BLOCK, where % BLOCK]
         assert held.any(), "the write has left zeros"
 
     with on_threads(count, None):

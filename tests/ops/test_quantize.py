@@ -65,6 +65,25 @@ def test_every_bfloat16_up_to_the_largest_of_a_group(format):
     assert_bytes(scales, expected_scales)
 
 
+@together("format", ["fp4_block16", "mxfp8", "nvfp4"])
+@together("exponent", [0, -8, -9, -12, -13, -16])
+@on_every_isa
+def test_every_float16_up_to_the_largest_of_a_group(exponent, format):
+    """The scale is 2**exponent. Subnormal numbers, whose bits have another meaning, have codes if it is small."""
+    group, largest = (32, 448.0) if format == "mxfp8" else (16, 6.0)
+    most = int(np.float16(largest * 2.0**exponent).view(np.uint16))
+    words = np.full((most // 112 + 1, 128), most, np.uint16)
+    is_first = np.arange(128) % group == 0
+    words[:, ~is_first] = np.resize(np.arange(most + 1), words[:, ~is_first].shape)
+    words[:, 5::11] = 0
+    words[:, ::2] |= 0x8000
+    x, factor = words.view(np.float16), 2.0**exponent if format == "nvfp4" else None
+    codes, scales = pagecore.quantize(x, format, factor)
+    expected_codes, expected_scales = twin.quantize_row(x.astype(np.float32), format, factor or 1.0)
+    assert_bytes(codes, expected_codes)
+    assert_bytes(scales, expected_scales)
+
+
 @together("format", ALL)
 @together("dtype", DTYPES)
 @together("dim", [32, 128, 480])
@@ -137,9 +156,8 @@ def test_quotients_around_every_tie_are_rounded_as_divisions(format, factor):
     divisor = twin.E4M3[random.integers(8, 120, (400, 1))].astype(np.float32) * np.float32(factor)
     x = twin.E2M1_BOUNDS.astype(np.float32)[random.integers(0, 7, (400, 128))] * divisor
     for _ in range(2):
-        x = np.where(
-            random.random(x.shape) < 0.5, x, np.nextafter(x, np.where(random.random(x.shape) < 0.5, 0, np.inf))
-        )
+        limit = np.where(random.random(x.shape) < 0.5, 0, np.inf).astype(np.float32)
+        x = np.where(random.random(x.shape) < 0.5, x, np.nextafter(x, limit))
     x = (x * random.choice([-1, 1], x.shape)).astype(np.float32)
     x[:, ::16] = 6 * divisor
     codes, scales = pagecore.quantize(x, format, factor)

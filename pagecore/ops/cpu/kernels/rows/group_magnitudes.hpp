@@ -19,11 +19,11 @@ PC_FORCE_INLINE void load_group(const char* source, Vec (&group)[kParts<kGroup>]
 // The largest magnitudes of numbers of a group, one a lane; of the numbers that are not NaN if kKnown.
 template <Float From, int kGroup, bool kKnown>
 PC_FORCE_INLINE IntVec group_magnitude(const char* source) {
-  if constexpr (From == Float::BF16 && !kKnown && kGroup >= kWordLanes) {
+  if constexpr (kIsWord<From> && !kKnown && kGroup >= kWordLanes) {
     Words most{};
     for_each_words(source, kGroup,
                    [&](Words words) __attribute__((always_inline)) { most = max(most, words & 0x7fff); });
-    return larger_of_pairs(most);
+    return larger_of_pairs<From>(most);
   }
   Vec group[kParts<kGroup>];
   load_group<From, kGroup>(source, group);
@@ -48,8 +48,8 @@ PC_FORCE_INLINE IntVec max_of_four(IntVec a, IntVec b, IntVec c, IntVec d) {
 #endif
 
 #if defined(__AVX512BW__)
-// The largest magnitudes of the groups in 128 numbers of bfloat16, as bits of float32.
-template <int kGroup>
+// The largest magnitudes of the groups in 128 numbers of 16 bits, as bits of float32.
+template <Float From, int kGroup>
 PC_FORCE_INLINE IntVec magnitudes_of_pairs(const char* source) {
   const auto larger = [](IntVec a, IntVec b) __attribute__((always_inline)) {
     return (IntVec)_mm512_maskz_max_epu16(~__mmask32{0}, (__m512i)a, (__m512i)b);
@@ -66,17 +66,18 @@ PC_FORCE_INLINE IntVec magnitudes_of_pairs(const char* source) {
   const auto ab = (__m512)fold(words(0), words(1)), cd = (__m512)fold(words(2), words(3));
   IntVec v = larger((IntVec)_mm512_maskz_shuffle_ps(kAllLanes, ab, cd, 0b10'00'10'00),
                     (IntVec)_mm512_maskz_shuffle_ps(kAllLanes, ab, cd, 0b11'01'11'01));
-  v = max((IntVec)((BitVec)v << 16), (IntVec)((BitVec)v & 0xffff0000));
+  v = max((IntVec)((BitVec)v & 0xffff), (IntVec)((BitVec)v >> 16));
   v = max(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
   if constexpr (kGroup == 16)
-    return __builtin_shufflevector(v, v, 0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
-  return max(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+    return float_bits<From>(__builtin_shufflevector(v, v, 0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15));
+  return float_bits<From>(max(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7)));
 }
 #endif
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// The largest magnitudes of up to 128 / kGroup groups of bfloat16, as bits of float32; the other lanes mean nothing.
-template <int kGroup>
+// The largest magnitudes of up to 128 / kGroup groups of numbers of 16 bits, as bits of float32; the other lanes mean
+// nothing.
+template <Float From, int kGroup>
 PC_FORCE_INLINE IntVec magnitudes_of_pairs(const char* source, int64_t count) {
   const int64_t last = count * kGroup / kWordLanes - 1;
   // In each half of a vector of two vectors: the larger of two words of a, of two words of b, and so on.
@@ -94,8 +95,15 @@ PC_FORCE_INLINE IntVec magnitudes_of_pairs(const char* source, int64_t count) {
   const __m256i low = four(0), high = four(4);
   const auto halves = (__m256i)max((Words)_mm256_unpacklo_epi64(low, high), (Words)_mm256_unpackhi_epi64(low, high));
   const __m128i most = _mm_max_epu16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
-  if constexpr (kGroup == 16) return (IntVec)_mm256_cvtepu16_epi32(most) << 16;
-  return (IntVec)_mm256_zextsi128_si256(_mm_slli_epi32(_mm_max_epu16(most, _mm_srli_epi32(most, 16)), 16));
+  if constexpr (kGroup == 16) {
+    if constexpr (From == Float::F16) return (IntVec)_mm256_cvtph_ps(most);
+    return (IntVec)_mm256_cvtepu16_epi32(most) << 16;
+  }
+  const __m128i larger = _mm_slli_epi32(_mm_max_epu16(most, _mm_srli_epi32(most, 16)), 16);
+  if constexpr (From == Float::F16) {
+    return (IntVec)_mm256_cvtph_ps(_mm_packus_epi32(_mm_srli_epi32(larger, 16), _mm_setzero_si128()));
+  }
+  return (IntVec)_mm256_zextsi128_si256(larger);
 }
 #endif
 
@@ -154,14 +162,16 @@ PC_FORCE_INLINE IntVec magnitudes_of_groups(const char* source, int64_t count) {
 
 // The largest magnitudes of all numbers of `count` groups, at most kMagnitudes, one a lane.
 template <Float From, int kGroup>
-constexpr int64_t kMagnitudes = From == Float::BF16 && 128 / kGroup < kLanes ? 128 / kGroup : kLanes;
+constexpr int64_t kMagnitudes = kIsWord<From> && 128 / kGroup < kLanes ? 128 / kGroup : kLanes;
 
 template <Float From, int kGroup>
 PC_FORCE_INLINE IntVec group_magnitudes(const char* source, int64_t count) {
 #if defined(__AVX512BW__)
-  if (From == Float::BF16 && count == 128 / kGroup) return magnitudes_of_pairs<kGroup>(source);
+  if constexpr (kIsWord<From>) {
+    if (count == 128 / kGroup) return magnitudes_of_pairs<From, kGroup>(source);
+  }
 #elif defined(__AVX2__)
-  if constexpr (From == Float::BF16) return magnitudes_of_pairs<kGroup>(source, count);
+  if constexpr (kIsWord<From>) return magnitudes_of_pairs<From, kGroup>(source, count);
 #endif
   return magnitudes_of_groups<From, kGroup, false>(source, count);
 }

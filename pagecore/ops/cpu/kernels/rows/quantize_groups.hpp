@@ -156,13 +156,20 @@ PC_FORCE_INLINE void for_each_group(const RowBatch& given, ScaleOf&& scale_of, C
       const auto store_all = [&](auto usual) __attribute__((always_inline)) {
         store_groups<From, kGroup, kCodesPerByte>(batch, range, numbers, any_lane(unused), codes_of(usual));
       };
-      if (!(kKnown || From == Float::BF16) || (is_finite && !any_lane(unusual))) {
+      if (is_finite && !any_lane(unusual)) {
         store_all(std::true_type{});
       } else {
         store_all(std::false_type{});
       }
     }
   }
+}
+
+// True for groups with a scale so small that codes depend on numbers of float16 below 2^-14.
+template <Float From>
+PC_FORCE_INLINE IntVec needs_floats([[maybe_unused]] Vec amax, [[maybe_unused]] Vec scale) {
+  if constexpr (From == Float::F16) return (amax > 0.0f) & (scale < 0x1p-12f);
+  return IntVec{};
 }
 
 template <Float From>
@@ -172,13 +179,13 @@ void quantize_fp4_block16(const RowBatch& batch) {
     const IntVec exponent = ceil_exponent(amax, 0x400000, 2, 94);  // 6 is 1.5 * 2^2
     bytes = select(known, exponent, splat_bits(255));
     four = (Vec)((IntVec)inverse_power(exponent - 2) & known);  // 4 / scale; 0 for NaN
-    offset = (Vec)e2m1_offset_pair(exponent);
-    return IntVec{};
+    offset = (Vec)e2m1_offset_pair<From>(exponent);
+    return needs_floats<From>((Vec)amax, inverse_power(254 - exponent));
   };
   const auto codes_of = [](auto usual) {
     return [](const char* from, const float* fours, const float* offsets) __attribute__((always_inline)) {
-      if constexpr (From == Float::BF16 && decltype(usual)::value) {
-        return e2m1_quad_of_words(
+      if constexpr (kIsWord<From> && decltype(usual)::value) {
+        return e2m1_quad_of_words<From>(
             from, [=](int half) __attribute__((always_inline)) { return half_quad_words<16>(offsets, half); });
       } else {
         return e2m1_quad_up<From>(
@@ -196,8 +203,9 @@ PC_FORCE_INLINE Bytes mx_quad(const char* from, const float* inverses) {
 }
 
 // Out of line: its constants would take the registers of the usual case.
-[[gnu::noinline, gnu::cold]] inline Bytes mx_quad_apart(const char* from, const float* inverses) {
-  return mx_quad<Float::BF16, true>(from, inverses);
+template <Float From>
+[[gnu::noinline, gnu::cold]] Bytes mx_quad_apart(const char* from, const float* inverses) {
+  return mx_quad<From, true>(from, inverses);
 }
 
 template <Float From>
@@ -211,10 +219,10 @@ void quantize_mxfp8(const RowBatch& batch) {
   const auto codes_of = [](auto usual) {
     return [](const char* from, const float* inverses, const float* offsets) __attribute__((always_inline)) {
       constexpr bool kFinite = decltype(usual)::value;
-      if constexpr (From == Float::BF16 && kFinite) {
-        return e4m3_quad_of_words(
+      if constexpr (kIsWord<From> && kFinite) {
+        return e4m3_quad_of_words<From>(
             from, [=](int half) __attribute__((always_inline)) { return half_quad_words<32>(offsets, half); },
-            [=]() __attribute__((always_inline)) { return mx_quad_apart(from, inverses); });
+            [=]() __attribute__((always_inline)) { return mx_quad_apart<From>(from, inverses); });
       } else {
         return mx_quad<From, kFinite>(from, inverses);
       }

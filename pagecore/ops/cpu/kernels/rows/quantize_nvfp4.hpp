@@ -23,7 +23,7 @@ PC_FORCE_INLINE void nv_codes(const Vec (&group)[kParts<16>], Vec divisor, IntVe
 enum class NvQuotient {
   Divided,
   Corrected,  // the product with the inverse, corrected: the same numbers
-  Words,      // by e2m1_quad_of_quotients(): for bfloat16 and divisors with four leading bits
+  Words,      // by e2m1_quad_of_quotients(): for divisors with four leading bits
 };
 
 // scale_of(magnitudes, scales, divisors) writes the bytes of the scales and the divisors of groups.
@@ -32,13 +32,13 @@ PC_FORCE_INLINE void quantize_nvfp4_by(const RowBatch& batch, ScaleOf&& scale_of
   const auto numbers_of = [=](IntVec amax, IntVec& bytes, Vec& divisor, Vec& extra) __attribute__((always_inline)) {
     scale_of(amax, bytes, divisor);
     if constexpr (kQuotient == NvQuotient::Corrected) extra = splat(1.0f) / divisor;
-    if constexpr (kQuotient == NvQuotient::Words) extra = (Vec)e2m1_quarter_pair(divisor);
-    return (divisor > 0.0f) & ~((Vec)amax <= 7.5f * divisor);
+    if constexpr (kQuotient == NvQuotient::Words) extra = (Vec)e2m1_quarter_pair<From>(divisor);
+    return ((divisor > 0.0f) & ~((Vec)amax <= 7.5f * divisor)) | needs_floats<From>(divisor, divisor);
   };
   const auto codes_of = [](auto usual) {
     return [](const char* from, const float* divisors, const float* extras) __attribute__((always_inline)) {
       if constexpr (kQuotient == NvQuotient::Words && decltype(usual)::value) {
-        return e2m1_quad_of_quotients(from, extras);
+        return e2m1_quad_of_quotients<From>(from, extras);
       } else {
         return e2m1_quad_even<From>(from, [=](Vec v, int i) __attribute__((always_inline)) {
           const Vec divisor = quad_factor<From, 16>(divisors, i);
@@ -60,10 +60,9 @@ void quantize_nvfp4(const RowBatch& batch) {
   };
   const bool has_usual_factor = batch.factor >= 0x1p-60f && batch.factor <= 0x1p60f;
   const bool is_power = (bits_of(batch.factor)[0] & 0x7fffff) == 0;
-  if constexpr (From == Float::BF16) {
-    if (has_usual_factor && is_power) return quantize_nvfp4_by<From, NvQuotient::Words>(batch, scale_of);
-  }
-  if (has_usual_factor) {
+  if (has_usual_factor && is_power) {
+    quantize_nvfp4_by<From, NvQuotient::Words>(batch, scale_of);
+  } else if (has_usual_factor) {
     quantize_nvfp4_by<From, NvQuotient::Corrected>(batch, scale_of);
   } else {
     quantize_nvfp4_by<From, NvQuotient::Divided>(batch, scale_of);

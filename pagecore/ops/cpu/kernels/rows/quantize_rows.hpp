@@ -35,13 +35,26 @@ PC_FORCE_INLINE IntVec known_bits(Vec v) {
   return bits & (bits <= kInfinityBits);
 }
 
-// The larger of the words of each dword that are numbers of bfloat16, as bits of float32.
-PC_FORCE_INLINE IntVec larger_of_pairs(Words magnitudes) {
-  return max((IntVec)even_floats(magnitudes), (IntVec)odd_floats(magnitudes));
+// True for numbers of 16 bits. Their magnitudes have the order of the words.
+template <Float From>
+constexpr bool kIsWord = From != Float::F32;
+
+// Magnitudes of numbers of 16 bits, one in each dword, as bits of float32.
+template <Float From>
+PC_FORCE_INLINE IntVec float_bits(IntVec magnitudes) {
+  if constexpr (From == Float::BF16) return (IntVec)((BitVec)magnitudes << 16);
+  return (IntVec)widen_f16(__builtin_convertvector(magnitudes, HalfVec));
 }
 
-// Calls visit(words) for the vectors of a row of bfloat16. The last ends with the row, so that it may repeat words of
-// the one before it.
+// The larger of the two magnitudes of each dword, as bits of float32.
+template <Float From>
+PC_FORCE_INLINE IntVec larger_of_pairs(Words magnitudes) {
+  if constexpr (From == Float::BF16) return max((IntVec)even_floats(magnitudes), (IntVec)odd_floats(magnitudes));
+  return float_bits<From>(max((IntVec)((BitVec)magnitudes & 0xffff), (IntVec)((BitVec)magnitudes >> 16)));
+}
+
+// Calls visit(words) for the vectors of a row of numbers of 16 bits. The last ends with the row, so that it may repeat
+// words of the one before it.
 template <typename Visit>
 PC_FORCE_INLINE void for_each_words(const char* source, int64_t dim, Visit&& visit) {
   int64_t d = 0;
@@ -52,10 +65,10 @@ PC_FORCE_INLINE void for_each_words(const char* source, int64_t dim, Visit&& vis
 // The largest magnitude of a row, as bits of float32; of the numbers that are not NaN if kKnown.
 template <Float From, bool kKnown>
 PC_FORCE_INLINE int32_t row_magnitude(const char* source, int64_t dim) {
-  if (From == Float::BF16 && !kKnown && dim >= kWordLanes) {
+  if (kIsWord<From> && !kKnown && dim >= kWordLanes) {
     Words most{};
     for_each_words(source, dim, [&](Words words) __attribute__((always_inline)) { most = max(most, words & 0x7fff); });
-    return max_of_lanes(larger_of_pairs(most))[0];
+    return max_of_lanes(larger_of_pairs<From>(most))[0];
   }
   IntVec most{};
   for_each_vector<From>(source, dim,
@@ -195,16 +208,17 @@ PC_FORCE_INLINE bool read_range(const char* source, int64_t dim, float& least, f
   return any_lane(nan);
 }
 
-// read_range() of a row of bfloat16 of at least kWordLanes numbers. As integers, the positive numbers have the order of
+// read_range() of a row of at least kWordLanes numbers of 16 bits. As integers, the positive numbers have the order of
 // the numbers, and the negative ones, without sign, the opposite order.
+template <Float From>
 PC_FORCE_INLINE bool read_range_of_pairs(const char* source, int64_t dim, float& least, float& largest) {
   Words positive{}, negative = Words{} + 0x8000;
   for_each_words(source, dim, [&](Words words) __attribute__((always_inline)) {
     positive = max_signed(positive, words);
     negative = max(negative, words);
   });
-  const int32_t high = max_of_lanes(larger_of_pairs(positive))[0];
-  const int32_t low = max_of_lanes(larger_of_pairs(negative & 0x7fff))[0];
+  const int32_t high = max_of_lanes(larger_of_pairs<From>(positive))[0];
+  const int32_t low = max_of_lanes(larger_of_pairs<From>(negative & 0x7fff))[0];
   const int32_t low_bits = low | static_cast<int32_t>(0x80000000);
   __builtin_memcpy(&largest, &high, sizeof high);
   __builtin_memcpy(&least, &low_bits, sizeof low);
@@ -214,7 +228,9 @@ PC_FORCE_INLINE bool read_range_of_pairs(const char* source, int64_t dim, float&
 // read_range(), by read_range_of_pairs() if possible.
 template <Float From>
 PC_FORCE_INLINE bool read_row_range(const char* source, int64_t dim, float& least, float& largest) {
-  if (From == Float::BF16 && dim >= kWordLanes && !read_range_of_pairs(source, dim, least, largest)) return false;
+  if constexpr (kIsWord<From>) {
+    if (dim >= kWordLanes && !read_range_of_pairs<From>(source, dim, least, largest)) return false;
+  }
   return read_range<From>(source, dim, least, largest);
 }
 

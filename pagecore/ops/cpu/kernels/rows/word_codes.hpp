@@ -1,5 +1,8 @@
-// The codes of a quad of bfloat16 by integer arithmetic: numbers are words, whose order as integers is that of their
-// magnitudes, and 128 more is twice the magnitude. A vector has twice the numbers of one of float32.
+// The codes of a quad by integer arithmetic: numbers are words of bfloat16, whose order as integers is that of their
+// magnitudes, and 128 more is twice the magnitude. A vector has twice the numbers of one of float32. Numbers of other
+// types are rounded to odd, which changes no code: codes change at numbers of up to seven bits.
+//
+// Numbers of float16 below 2^-14 have other words, on which no code may depend.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/rows/quad_codes.hpp"
@@ -13,21 +16,26 @@ PC_FORCE_INLINE IntVec e4m3_offset_pair(IntVec exponent) { return ((exponent - 7
 // Codes of e4m3 of numbers divided by powers of two. As in float8_quad(), no magnitude rounds above the largest number,
 // and none is NaN. `offset_of(half)` is from e4m3_offset_pair(). The code of a normal number is its magnitude, rounded
 // to four bits, to nearest even, less the offset. Smaller numbers are rare: `floats()` returns the codes of their quad.
-template <typename OffsetOf, typename Floats>
+template <Float From, typename OffsetOf, typename Floats>
 PC_FORCE_INLINE Bytes e4m3_quad_of_words(const char* source, OffsetOf&& offset_of, Floats&& floats) {
-  Words codes[2], small{};
+  Words magnitudes[2], signs[2], codes[2], small{};
+  load_word_quad<From>(source, magnitudes, signs);
 #pragma GCC unroll 2
   for (int half = 0; half < 2; ++half) {
+    if constexpr (From == Float::F16)
+      magnitudes[half] = (magnitudes[half] + kHalfBias) & (Words)(magnitudes[half] != 0);
     // `less` of 0 is the largest word, which is not small. The last bit of `kept` is that of the code unless the
     // magnitude has no other bits, and then it does not matter.
-    const Words less = (load_words(source + half * kByteLanes) & 0x7fff) - 1, kept = less >> 4;
+    const Words less = magnitudes[half] - 1, kept = less >> 4;
     const Words offset = offset_of(half);
     codes[half] = subtract_saturating((Words)(less + (kept & 1) + 8) >> 4, offset);
-    small |= subtract_saturating(offset + 8, kept);
+    Words least = offset + 8;
+    if constexpr (From == Float::F16) least = max(least, Words{} + 0x388);  // 2^-14
+    small |= subtract_saturating(least, kept);
   }
   if (any_word(small)) [[unlikely]]
     return floats();
-  return in_order<Float::BF16>(add_signs(narrow_words(codes[0], codes[1]), quad_signs<Float::BF16, true>(source)));
+  return in_order<Float::BF16>(add_signs(narrow_words(codes[0], codes[1]), word_signs<true>(signs[0], signs[1])));
 }
 
 // The code of e2m1 of a quarter of a binade, halves up: 1 begins at 1/4, 5 at 1/2, and 7 at 3/4.
@@ -35,21 +43,32 @@ constexpr int e2m1_of_steps(int i) {
   return (i >= 1) + (i >= 7) + (i >= 10) + (i >= 12) + (i >= 14) + (i >= 16) + (i >= 18);
 }
 
+// Bits of the fraction of a number of 16 bits, and the exponent of bfloat16 that has the exponent 0 of the type.
+template <Float From>
+constexpr int kFractionBits = From == Float::F16 ? 10 : 7;
+template <Float From>
+constexpr int kFirstExponent = From == Float::F16 ? 112 : 0;
+
 // The exponent of a scale of UE8M0 as the word that e2m1_quad_of_words() subtracts, twice: a quarter of the scale, less
 // a quarter of a binade.
-PC_FORCE_INLINE IntVec e2m1_offset_pair(IntVec exponent) { return (((exponent - 2) << 7) - 32) * 0x10001; }
+template <Float From>
+PC_FORCE_INLINE IntVec e2m1_offset_pair(IntVec exponent) {
+  const IntVec quarter = (exponent - 2 - kFirstExponent<From>) << kFractionBits<From>;
+  return (quarter - (1 << (kFractionBits<From> - 2))) * 0x10001;
+}
 
-// Codes of e2m1, halves up, of numbers divided by powers of two: -0 is 0. No quotient is above 6. `offset_of(half)` is
-// from e2m1_offset_pair().
-template <typename OffsetOf>
+// Codes of e2m1, halves up, of numbers of 16 bits divided by powers of two: -0 is 0. No quotient is above 6.
+// `offset_of(half)` is from e2m1_offset_pair().
+template <Float From, typename OffsetOf>
 PC_FORCE_INLINE Bytes e2m1_quad_of_words(const char* source, OffsetOf&& offset_of) {
-  Words steps[2];
+  Words signs[2], steps[2];
 #pragma GCC unroll 2
   for (int half = 0; half < 2; ++half) {
-    steps[half] = subtract_saturating(load_words(source + half * kByteLanes) & 0x7fff, offset_of(half)) >> 5;
+    signs[half] = load_words(source + half * kByteLanes);
+    steps[half] = subtract_saturating(signs[half] & 0x7fff, offset_of(half)) >> (kFractionBits<From> - 2);
   }
   const Bytes codes = e2m1_entries<e2m1_of_steps>(narrow_words(steps[0], steps[1]));
-  return in_order<Float::BF16>(codes | nibble_signs(quad_signs<Float::BF16, false>(source)));
+  return in_order<Float::BF16>(codes | nibble_signs(word_signs<false>(signs[0], signs[1])));
 }
 
 // ---- e2m1 of numbers divided by a number with four leading bits, to nearest even
@@ -99,9 +118,11 @@ constexpr bool have_same_ranges() {
 }
 static_assert(have_same_ranges());
 
-// A quarter of the divisor as a word, twice.
+// A quarter of the divisor as a word of load_word_quad(), twice.
+template <Float From>
 PC_FORCE_INLINE IntVec e2m1_quarter_pair(Vec divisor) {
-  return (IntVec)(((((BitVec)divisor >> 16) - 256) & 0xffff) * 0x10001);
+  constexpr uint32_t kLess = 256 + (kFirstExponent<From> << 7);
+  return (IntVec)(((((BitVec)divisor >> 16) - kLess) & 0xffff) * 0x10001);
 }
 
 // The first words after the changes of the ranges of a quad, in the order of the numbers.
@@ -137,12 +158,14 @@ PC_FORCE_INLINE Bytes e2m1_changes(Bytes ranges, [[maybe_unused]] const float* q
 
 // The codes of a quad whose quotients are below 8; `quarters` are those of its groups of 16 numbers, from
 // e2m1_quarter_pair().
+template <Float From>
 PC_FORCE_INLINE Bytes e2m1_quad_of_quotients(const char* source, const float* quarters) {
-  Words ranges[2], offsets[2];
+  Words magnitudes[2], signs[2], ranges[2], offsets[2];
+  load_word_quad<From>(source, magnitudes, signs);
 #pragma GCC unroll 2
   for (int half = 0; half < 2; ++half) {
     const Words quarter = half_quad_words<16>(quarters, half);
-    const Words word = subtract_saturating(load_words(source + half * kByteLanes) & 0x7fff, quarter);
+    const Words word = subtract_saturating(magnitudes[half], quarter);
     offsets[half] = word & 63;
     ranges[half] = word >> 6;
 #if defined(__AVX512VBMI__)
@@ -154,7 +177,7 @@ PC_FORCE_INLINE Bytes e2m1_quad_of_quotients(const char* source, const float* qu
   static constexpr NibbleTable kCodes = table_16([](int i) { return e2m1_of_range(i); });
   const Bytes from = look_up(repeat(kCodes.bytes), range & 15), change = e2m1_changes(range, quarters);
   const Bytes codes = from - (Bytes)(offset >= change);
-  return codes | nibble_signs(in_order<Float::BF16>(quad_signs<Float::BF16, true>(source)));
+  return codes | nibble_signs(in_order<Float::BF16>(word_signs<true>(signs[0], signs[1])));
 }
 
 }  // namespace

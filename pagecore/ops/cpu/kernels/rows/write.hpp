@@ -225,7 +225,8 @@ struct RowSteps {
   int64_t scales;
 };
 
-// Quantises the rows of all runs, in the memory order of the codes.
+// Quantises the rows of all runs, in the memory order of the codes, but all heads of a single token at once: the scales
+// of a batch of rows are computed together.
 inline void quantize_plane(const WritePlane& plane, SlotRuns slots, bool four_over_six) {
   const TokenArray& rows = plane.rows;
   const Cache& cache = plane.cache;
@@ -249,7 +250,8 @@ inline void quantize_plane(const WritePlane& plane, SlotRuns slots, bool four_ov
       const char* source = source_of_run(run);
       char *codes = codes_of_run(run), *scale = scales_of_run(run);
       tokens.size = run.count;
-      const RowSteps &outer = heads_outside ? heads : tokens, &inner = heads_outside ? tokens : heads;
+      const bool by_head = heads_outside && run.count > 1;
+      const RowSteps &outer = by_head ? heads : tokens, &inner = by_head ? tokens : heads;
       RowBatch batch{nullptr, nullptr, nullptr, inner.source, inner.codes, inner.scales, inner.size, rows.dim, factor};
       batch.next_source = source_of_run(next) - source;
       batch.next_codes = codes_of_run(next) - codes;

@@ -13,6 +13,48 @@ namespace {
 
 PC_FORCE_INLINE Words load_words(const char* p) { return *reinterpret_cast<const LooseWords*>(p); }
 
+// Words of the high halves of two vectors of dwords, in their order.
+PC_FORCE_INLINE Words high_words(IntVec a, IntVec b) {
+#if defined(__AVX512BW__)
+  const __m512i order =
+      _mm512_set_epi32(0x3f003d, 0x3b0039, 0x370035, 0x330031, 0x2f002d, 0x2b0029, 0x270025, 0x230021, 0x1f001d,
+                       0x1b0019, 0x170015, 0x130011, 0x0f000d, 0x0b0009, 0x070005, 0x030001);
+  return (Words)_mm512_maskz_permutex2var_epi16(~__mmask32{0}, (__m512i)a, order, (__m512i)b);
+#elif defined(__AVX2__)
+  const __m256i packed = _mm256_packus_epi32((__m256i)((BitVec)a >> 16), (__m256i)((BitVec)b >> 16));
+  return (Words)_mm256_permute4x64_epi64(packed, 0b11'01'10'00);
+#elif defined(__x86_64__)
+  return (Words)_mm_packus_epi32((__m128i)((BitVec)a >> 16), (__m128i)((BitVec)b >> 16));
+#else
+  return (Words)vuzp2q_u16((uint16x8_t)a, (uint16x8_t)b);
+#endif
+}
+
+// The difference of the exponents of bfloat16 and float16, as a word of bfloat16.
+constexpr uint16_t kHalfBias = 112 << 7;
+
+// The magnitudes of a quad as words of bfloat16, and words with the signs of the numbers, in order. Numbers of other
+// types are rounded to odd: one between two of bfloat16 becomes the one whose last bit is 1. So its order to numbers of
+// seven bits remains. Words of float16 are less by kHalfBias; those of its subnormal numbers are below 128.
+template <Float From>
+PC_FORCE_INLINE void load_word_quad(const char* source, Words (&magnitudes)[2], Words (&signs)[2]) {
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half) {
+    const char* from = source + half * kWordLanes * kSize<From>;
+    if constexpr (From == Float::F32) {
+      const auto odd = [=](int i) __attribute__((always_inline)) {
+        const auto bits = (IntVec)load(reinterpret_cast<const float*>(from) + i * kLanes);
+        return bits | ((bits & 0xffff) + 0xffff);
+      };
+      signs[half] = high_words(odd(0), odd(1));
+    } else {
+      signs[half] = load_words(from);
+    }
+    magnitudes[half] = signs[half] & 0x7fff;
+    if constexpr (From == Float::F16) magnitudes[half] = (magnitudes[half] | ((magnitudes[half] & 7) + 7)) >> 3;
+  }
+}
+
 // Numbers of a row that a vector of a quad is taken from.
 template <Float From>
 constexpr int kSpan = From == Float::BF16 ? kWordLanes : kLanes;
@@ -177,23 +219,23 @@ PC_FORCE_INLINE Bytes narrow_words(Words a, Words b) {
 #endif
 }
 
+// Bytes whose top bits are the signs of words, in the order of narrow_words(). Without kZeros, that of -0 is 0.
+template <bool kZeros>
+PC_FORCE_INLINE Bytes word_signs(Words a, Words b) {
+  if (!kZeros) a &= a - 1, b &= b - 1;
+#if defined(__AVX512VBMI__)
+  static constexpr ByteTable64 kSigns = table_64([](int i) { return 2 * i + 1; });
+  return (Bytes)_mm512_maskz_permutex2var_epi8(~__mmask64{0}, (__m512i)a, _mm512_load_si512(kSigns.bytes), (__m512i)b);
+#else
+  return pack_signed(a, b);
+#endif
+}
+
 // Bytes whose top bits are the signs of a quad, in the order of low_bytes(). Without kZeros, that of -0 is 0.
 template <Float From, bool kZeros>
 PC_FORCE_INLINE Bytes quad_signs(const char* source) {
   if constexpr (From == Float::BF16) {
-    Words words[2];
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; ++i) {
-      words[i] = load_words(source + i * kByteLanes);
-      if (!kZeros) words[i] &= words[i] - 1;
-    }
-#if defined(__AVX512VBMI__)
-    static constexpr ByteTable64 kSigns = table_64([](int i) { return 2 * i + 1; });
-    return (Bytes)_mm512_maskz_permutex2var_epi8(~__mmask64{0}, (__m512i)words[0], _mm512_load_si512(kSigns.bytes),
-                                                 (__m512i)words[1]);
-#else
-    return pack_signed(words[0], words[1]);
-#endif
+    return word_signs<kZeros>(load_words(source), load_words(source + kByteLanes));
   } else {
     Vec quad[4];
     IntVec bits[4];
