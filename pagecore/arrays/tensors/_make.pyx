@@ -16,6 +16,8 @@ from pagecore.arrays.views.array_view cimport (
     set_contiguous_strides,
 )
 
+from numpy import ndarray
+
 from pagecore.arrays import cuda
 from pagecore.arrays.cuda.device_memory import DeviceMemory
 from pagecore.arrays.cuda.devices import device_index
@@ -229,6 +231,8 @@ def like(tensor, example):
     cdef Tensor source = as_tensor(tensor)
     if type(example) is Tensor:
         return source
+    if type(example) is ndarray:
+        return source.numpy()
     cdef Exchange exchange = exchange_of(type(example))
     if exchange is not None and exchange.torch and not source.readonly:
         return through_exchange(source, exchange)

@@ -85,7 +85,7 @@ cdef str bytes_hint(int code):
 
 cdef bint read_format(object format, StoredCache keys, StoredCache values) except -1:
     cdef bint four_over_six = False
-    if format is None:
+    if format is None or type(format) is str and keys.format == values.format and format == NAMES[<int>keys.format]:
         return False
     expected = NAMES[<int>named_format(format, &four_over_six)]
     if four_over_six and Format.NVFP4 in (keys.format, values.format):
@@ -131,7 +131,8 @@ cdef StoredCache stored_cache(object codes, object scale, str label, const Place
     check_last_axis(tensor, name)
     check_aligned(tensor, name)
     check_place(tensor, name, place)
-    cache.plane = scale_plane(scale, f"{label}_scale")
+    if scale is not None:
+        cache.plane = scale_plane(scale, f"{label}_scale")
     cache.format = format_of(tensor, cache.plane, label)
     cache.dim = tensor.shape_[3] * (2 if tensor.dtype_code == UINT8 else 1)
     if cache.plane is not None:
@@ -146,8 +147,8 @@ cdef StoredCache plain_cache(Tensor numbers):
 
 
 cdef Tensor scale_plane(object scale, str name):
-    """Return a view of stored scales; None for None and for factors, which have at most two axes."""
-    if scale is None or isinstance(scale, (float, int)):
+    """Return a view of stored scales; None for factors, which have at most two axes."""
+    if isinstance(scale, (float, int)):
         return None
     cdef Tensor tensor = viewed(scale, name)
     if tensor is None and str(getattr(scale, "dtype", "")).endswith("float8_e8m0fnu"):

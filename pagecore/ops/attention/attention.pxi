@@ -11,6 +11,7 @@ from pagecore.ops.arguments._arguments cimport (
     Selected,
     StoredCache,
     TreeMask,
+    any_tensor,
     await_arrays,
     check_length,
     check_stored,
@@ -297,13 +298,14 @@ def paged_attention(
     cdef Tensor key_scales = scale_numbers(key_factor, "key_scale", num_kv_heads, False, &place)
     cdef Tensor value_scales = scale_numbers(value_factor, "value_scale", num_kv_heads, False, &place)
     cdef double out_factor
-    cdef int out_code = output_dtype(out, output_scale, q, keys, values)
+    cdef Tensor given_out = None if out is None else any_tensor(out, "out")
+    cdef int out_code = output_dtype(given_out, output_scale, q, keys, values)
     cdef Tensor query_scales = read_query_scale(query_scale, q, num_kv_heads, &factor, &place)
     cdef Tensor out_scale = read_output_scale(output_scale, &out_factor, &place)
 
     cdef int64_t shape[3]
     shape[0], shape[1], shape[2] = q.shape_[0], num_heads, values.dim
-    cdef Tensor result = float_result(out, "out", shape, out_code, query, &place)
+    cdef Tensor result = float_result(given_out, "out", shape, out_code, query, &place)
     if out is not None:
         check_out(
             result, q, keys, values, table, lens, picked, cu, sink_numbers, slopes, bits, key_scales, value_scales)

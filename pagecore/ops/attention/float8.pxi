@@ -73,14 +73,14 @@ cdef Tensor query_tensor(object query):
     return tensor
 
 
-cdef int output_dtype(object out, object output_scale, Tensor query, StoredCache keys, StoredCache values) except -1:
+cdef int output_dtype(Tensor out, object output_scale, Tensor query, StoredCache keys, StoredCache values) except -1:
     """Return the code of the dtype that the output has, or must have."""
     cdef int default = query.dtype_code
     if is_float8(query):
         default = FLOAT16 if is_half(keys) and is_half(values) else LAST_FLOAT  # bfloat16
     if out is None:
         return default if output_scale is None else FLOAT8_E4M3FN
-    cdef int given = any_tensor(out, "out").dtype_code
+    cdef int given = out.dtype_code
     if given == FLOAT8_E4M3FN:
         return given
     if output_scale is not None:
