@@ -68,7 +68,7 @@ class FakeCache:
     pins a prefix has its own copy of the block, the block of the tree is available too: one of the copies replaces it.
     """
 
-    num_states = 0
+    num_states = row_slots = 0
     has_tiers = False
 
     def __init__(self, num_blocks, block_size=4, max_sequences=8, max_tokens_per_sequence=None, prefix_cache=True):

@@ -84,7 +84,7 @@ class SchedulerModel:
         # Runs between two turns: their sequences, if they have one, are in `Row.kept` while they are idle.
         self.idle, self.continuing = [], []
         self.reclaimed = self.added = 0
-        self.loading = {}
+        self.loading, self.loaded = {}, []
         self.must_accept = False
         self.steps = self.preemptions = self.swaps = self.prompt_steps = 0
         self.batch = cache.make_batch(self.max_running, self.budget)
@@ -204,16 +204,20 @@ class SchedulerModel:
         lacking = row.samples - self.free_rows()
         if self.running:
             lacking = max(lacking, row.samples - self.free_states())
-        if row.sequence is not None and needs is not None:
-            missing = self.missing(rows, needs, row)
-        else:
-            size = self.cache.block_size
+        if lacking > sum(one.samples for one in newest_first):
+            return []
+        size, wanted = self.cache.block_size, None
+        if row.sequence is None or needs is None:
             future = 0 if self.ratio is None else self.future(row)
             wanted = math.ceil(min(len(row.tokens) + future, self.max_length) / size)
             wanted += sum(self.expected(one) - one.sequence.capacity // size for one in self.running)
-            while wanted > self.cache.num_available and self.reclaim_next(keep=[row]):
-                pass
-            missing = wanted - self.cache.num_available
+        most = sum(self.expected(one) + (one.request.samples > 1) for one in newest_first)
+        while True:
+            missing = self.missing(rows, needs, row) if wanted is None else wanted - self.cache.num_available
+            idle = self.victims([row])
+            if missing <= 0 or not idle or missing > most + self.held_by(idle):
+                break
+            self.reclaim(idle[0])
         for other in sorted(newest_first, key=lambda one: one.request.priority):
             if max(lacking, missing) <= 0:
                 break
@@ -396,7 +400,10 @@ class SchedulerModel:
         return False
 
     def fits(self, rows, needs, row):
-        while self.missing(rows, needs, row):
+        """Return True once there is room for a row; rows between two turns give way if all of them may suffice."""
+        while missing := self.missing(rows, needs, row):
+            if self.running and missing > self.held_by(self.victims([row])):
+                return False
             if not self.reclaim_next(keep=[row]):
                 return False
         return True
@@ -493,6 +500,10 @@ class SchedulerModel:
 
     def commit(self, step, accepted=None):
         """Commit a step; `accepted` is the number of tokens that each output gains."""
+        wanted = sum(row.parent is not None and row.sequence is None and row.state == "waiting" for row in step.outputs)
+        for row in [one for one in (*self.victims(), self.pinned) if one and one not in step.rows]:
+            if self.used_rows + wanted > self.cache.max_sequences and wanted:
+                (self.unpin if row is self.pinned else self.reclaim)(row)
         if accepted is None:
             self.cache.commit(self.batch)
         else:
@@ -582,8 +593,40 @@ class SchedulerModel:
             if load.has_ended:
                 self.arrive(row)
 
+    def may_load(self, row):
+        """Return True if a row may begin to wait for a load: it is in the queue, without a sequence and a load."""
+        has_own = row.sequence is not None and row is not self.pinned
+        return row in self.waiting and not has_own and row not in self.loading and row not in self.loaded
+
+    def wait_for(self, row, load):
+        self.unpin(row)
+        self.loading[row] = load
+
+    def make_import_room(self, row, count):
+        """Return True if there are a row and blocks for `count` tokens of a row of the queue; idle rows give way."""
+        self.unpin(self.pinned)
+        in_flight = self.open[-1].rows if self.open and not self.open[-1].is_committed else []
+        victims = [one for one in self.victims() if one not in in_flight]
+        if row.samples > self.free_rows():
+            return False
+        if self.used_rows == self.cache.max_sequences and victims:
+            self.reclaim(victims.pop(0))
+        if self.used_rows == self.cache.max_sequences:
+            return False
+        self.pin(row)
+        needs = [row.sequence], [max(count - row.sequence.num_computed_tokens, 1)]
+        while 0 < (missing := self.cache.shortage(*needs)) <= self.held_by(victims):
+            self.reclaim(victims.pop(0))
+        self.unpin(row)
+        return missing == 0
+
+    @property
+    def used_rows(self):
+        return sum(not sequence.is_swapped for sequence in self.cache.sequences.values())
+
     def arrive(self, row):
         load = self.loading.pop(row)
+        self.loaded.append(row)
         is_other = load.namespace != row.request.namespace or (load.spans or ()) != (row.request.spans or ())
         held, length = self.cache.sequences.get(row), len(row.tokens)
         row.matched_at = -1
@@ -618,6 +661,12 @@ class SchedulerModel:
             order.sort(key=lambda row: (-row.request.priority, row.arrival, row.sample))
         held = [row for row in order if row in self.continuing and row.sequence and not row.sequence.is_swapped]
         return self.parked + [row for row in held[::-1] if row not in keep and row is not self.pinned]
+
+    def held_by(self, rows):
+        """Return the most blocks, or state slots, that rows between two turns may free."""
+        size, slots = self.cache.block_size, self.cache.row_slots
+        held = [(row, row.kept if row in self.idle else row.sequence) for row in rows]
+        return sum(max(math.ceil(one.capacity / size) + (row.request.samples > 1), slots) for row, one in held)
 
     def reclaim_next(self, keep=()):
         victims = self.victims(keep)
@@ -687,7 +736,7 @@ class SchedulerModel:
         return True
 
     def leave_queue(self, row):
-        for part in (self.waiting, self.continuing):
+        for part in (self.waiting, self.continuing, self.loaded):
             if row in part:
                 part.remove(row)
 

@@ -145,23 +145,50 @@ def test_a_sequence_with_other_tokens_is_dropped():
     assert scheduler.schedule().counts == [9]
 
 
+def state_of(scheduler):
+    """Return what a caller can see of a scheduler over a fake cache, and all that its cache holds."""
+    cache, figures = scheduler.cache, scheduler.figures()
+    groups = scheduler.running, scheduler.waiting, scheduler.holders, scheduler.idle, scheduler.loading, scheduler.steps
+    runs = {run: (run.state, run.tokens.tolist(), run.held, run.goes_first) for run in (*groups[0], *groups[1])}
+    held = {run: (one.ids[:], one.num_computed_tokens, one.blocks[:]) for run, one in cache.sequences.items()}
+    counts = scheduler.num_waiting_tokens, scheduler.num_reclaimed, scheduler.num_preemptions, scheduler.reuse
+    return groups, runs, held, counts, figures, cache.free[:], cache.holders[:], dict(cache.tree)
+
+
 def test_waits_that_are_refused_change_nothing():
-    scheduler = Scheduler(FakeCache(40))
-    run, load = waiting_run(scheduler, request(0, 5, 3), count=2)
-    running = scheduler.add(request(1, 5, 3))
+    scheduler = Scheduler(FakeCache(10, max_sequences=4), headroom=0.0)
+    idle = scheduler.add(Request(0, range(5), 3, resumable=True))
+    drain(scheduler)
+    run, load = waiting_run(scheduler, request(1, 5, 3), count=2)
+    running, swapped = scheduler.add(request(2, 5, 9)), scheduler.add(Request(3, range(50, 55), 3, resumable=True))
+    advance(scheduler, 3)
+    scheduler.extend(swapped, [7])
+    pinned = scheduler.add(request(4, 30, 2))
     advance(scheduler)
-    for chosen in (run, running):
+    fresh = scheduler.add(request(5, 5, 3))
+    assert [one.held is None for one in (pinned, fresh)] == [False, True]
+    before = state_of(scheduler)
+    for chosen in (run, running, idle, swapped):
         with pytest.raises(InvalidSequence, match="cannot wait for a load"):
             scheduler.wait_for(chosen, load)
-    fresh = scheduler.add(request(2, 5, 3))
-    with pytest.raises(UnsupportedOption, match="without has_ended; pass what"):
-        scheduler.wait_for(fresh, object())
-    with pytest.raises(InvalidSequence, match="wait for it there"):
-        Scheduler(FakeCache(9)).wait_for(fresh, load)
+        with pytest.raises(InvalidSequence, match="cannot wait for a load"):
+            scheduler.make_import_room(chosen)
+        assert state_of(scheduler) == before
+    for chosen in (pinned, fresh):
+        with pytest.raises(UnsupportedOption, match="without has_ended; pass what"):
+            scheduler.wait_for(chosen, object())
+        for count in (0, 31, True):
+            with pytest.raises(ShapeError, match="num_tokens"):
+                scheduler.make_import_room(chosen, count)
+        for call in (Scheduler(FakeCache(9)).wait_for, lambda one, _: Scheduler(FakeCache(9)).make_import_room(one)):
+            with pytest.raises(InvalidSequence, match="wait for it there"):
+                call(chosen, load)
+        assert state_of(scheduler) == before
     with pytest.raises(InvalidSequence, match="waits for an import; cancel the import"):
         scheduler.preempt_all()
+    assert state_of(scheduler) == before
     load.end()
-    scheduler.schedule()
+    assert len(drain(scheduler)) == 5
     scheduler.check_invariants()
 
 
@@ -292,13 +319,6 @@ def test_room_for_an_import_comes_from_idle_runs_and_spares_rows_of_samples(is_o
     load.end()
     scheduler.check_invariants()
     assert run in drain(scheduler)
-
-
-@pytest.mark.parametrize("count", [0, 10, True])
-def test_room_for_a_wrong_number_of_tokens_is_refused(count):
-    scheduler = Scheduler(FakeCache(40))
-    with pytest.raises(ShapeError, match="num_tokens"):
-        scheduler.make_import_room(scheduler.add(request(0, 9, 2)), count)
 
 
 def stored(folder, tokens):

@@ -48,8 +48,8 @@ class ModelSequence:
 class ModelCache:
     """A cache as the model of the scheduler uses it: sequences of `ModelSequence`."""
 
-    def __init__(self, cache, least_states, grid):
-        self.cache, self.least_states, self.grid = cache, least_states, grid
+    def __init__(self, cache, least_states, grid, row_slots):
+        self.cache, self.least_states, self.grid, self.row_slots = cache, least_states, grid, row_slots
 
     def __getattr__(self, name):
         return getattr(self.cache, name)
@@ -122,9 +122,9 @@ class HybridSchedulerMachine(SchedulerMachine):
         self.states = caches[0].plane("hash", 1).numpy()[:, 0]
         self.states[1:] = POISON
         (prefill, longest, checkpoints), (ratio, threshold) = limits, future
-        grid = math.lcm(chunk, 2)
+        grid, least = math.lcm(chunk, 2), (1 if in_place else 2) + self.max_drafts
         self.start(
-            [caches[0], ModelCache(caches[1], (1 if in_place else 2) + self.max_drafts, grid)], spaces,
+            [caches[0], ModelCache(caches[1], least, grid, 5 + self.max_drafts)], spaces,
             max_running=max_running, max_tokens=max_tokens, overlap=overlap, policy=policy, max_wait=max_wait,
             prefill=prefill, chunk=longest, share=share and reuse, ratio=ratio, checkpoints=checkpoints,
             states_per_run=states_per_run and states_per_run + self.max_drafts,

@@ -298,32 +298,37 @@ class SchedulerMachine(RuleBasedStateMachine):
             run, row = self.pairs[data.draw(st.sampled_from(sorted(self.pairs)))]
             assert self.scheduler.finish(run) is self.model.finish(row)
 
-    @precondition(lambda self: hasattr(self, "model") and self.model.waiting)
-    @rule(data=st.data(), count=st.sampled_from([None, 3, 9, 100]), is_foreign=st.integers(0, 4))
-    def wait_for(self, data, count, is_foreign):
-        row = data.draw(st.sampled_from([row.name for row in self.model.waiting]))
-        run, row = self.pairs[row]
-        if (
-            row in self.model.loading
-            or row in self.loaded
-            or (row.sequence is not None and row is not self.model.pinned)
-        ):
+    @precondition(lambda self: self.pairs)
+    @rule(data=st.data(), count=st.sampled_from([None, 3, 9, 100]), is_foreign=st.integers(0, 4), asks=st.booleans())
+    def wait_for(self, data, count, is_foreign, asks):
+        names = [row.name for row in self.model.waiting if self.model.may_load(row)]
+        run, row = self.pairs[data.draw(st.sampled_from(names or sorted(self.pairs)))]
+        if not self.model.may_load(row):
             with pytest.raises(InvalidSequence, match="cannot wait for a load"):
                 self.scheduler.wait_for(run, FakeLoad(None, [], None, None))
+            with pytest.raises(InvalidSequence, match="cannot wait for a load"):
+                self.scheduler.make_import_room(run)
             return
         caches = self.scheduler.cache, self.model.cache
-        rows = self.model.max_running - self.model.free_rows() + len(self.model.victims())
-        has_row = rows + 1 < min(caches[0].max_sequences, self.model.max_running + 1)
-        count = count if self.imports and has_row and row is not self.model.pinned else None
+        brings = min(count or 1, len(row.tokens))
+        if asks:
+            has_room = self.scheduler.make_import_room(run, brings)
+            assert has_room is self.model.make_import_room(row, brings)
+            self.same()
+        else:
+            rows = self.model.max_running - self.model.free_rows() + len(self.model.victims())
+            has_room = rows + 1 < min(caches[0].max_sequences, self.model.max_running + 1)
+            has_room = has_room and row is not self.model.pinned
+        count = count if self.imports and has_room else None
         tokens = [*row.tokens[:-1], 4_321] if is_foreign == 0 else row.tokens
         content = {
             "namespace": "other" if is_foreign == 1 else None,
             "spans": None if is_foreign == 2 else row.request.spans,
         }
         loads = [FakeLoad(cache, tokens, id, count, **content) for cache, id in zip(caches, (run, row), strict=True)]
+        assert not asks or count is None or is_foreign < 2 or loads[0].sequence is not None, "there was room"
         self.scheduler.wait_for(run, loads[0])
-        self.model.unpin(row)
-        self.model.loading[row] = loads[1]
+        self.model.wait_for(row, loads[1])
         self.loads.append(loads)
         self.loaded[row] = loads[0]
 

@@ -100,25 +100,31 @@ class Admission:
             return None
         return next(iter(self._queue.take(1)), None)
 
-    def lacks(self, run: Run) -> tuple[int, int]:
-        """Return the rows or state slots, and the blocks, that the next run lacks.
-
-        Without a row its cached prefix is not pinned: all blocks of the run are counted, and those that running runs
-        still take.
-        """
+    def lacking_rows(self, run: Run) -> int:
+        """Return the rows, or the state slots, that the next run lacks; 0 or less if it lacks none."""
         rows = run.samples - self._free_rows
-        if self._roster.running:
-            rows = max(rows, run.samples - self._free_states)
-        if run.held is not None and self._queue is not None:
-            return rows, self._count_missing([run])
-        cache, ratio = self._roster.cache, self._roster.ratio
+        return max(rows, run.samples - self._free_states) if self._roster.running else rows
+
+    def lacking_blocks(self, run: Run, others: int) -> int:
+        """Return the blocks that the next run lacks once runs between two turns gave theirs up; 0 or less for none.
+
+        None of them gives way if they and running runs that free `others` blocks hold too few. Without a row the cached
+        prefix of the run is not pinned: all of its blocks are counted, and those that running runs still take.
+        """
+        roster = self._roster
+        cache, ratio = roster.cache, roster.ratio
         size = cache.block_size
-        future = 0 if ratio is None else count_future(run, ratio, size)
-        blocks = ceil_div(min(len(run.tokens) + future, self._limits.max_length), size)
-        taken = sum(expected_blocks(one, size, ratio) - one.sequence.capacity // size for one in self._roster.running)
-        while blocks + taken > cache.num_available and self._roster.reclaim_next(keep=(run,)):
-            pass
-        return rows, blocks + taken - cache.num_available
+        wanted = None
+        if run.held is None or self._queue is None:
+            future = 0 if ratio is None else count_future(run, ratio, size)
+            wanted = ceil_div(min(len(run.tokens) + future, self._limits.max_length), size)
+            wanted += sum(expected_blocks(one, size, ratio) - one.sequence.capacity // size for one in roster.running)
+        while True:
+            missing = self._count_missing([run]) if wanted is None else wanted - cache.num_available
+            if missing <= 0 or not roster.can_free(missing - others, roster.victims((run,))):
+                return missing
+            if not roster.reclaim_next(keep=(run,)):
+                return missing
 
     def _stage(self, size: int) -> tuple[list[Run], dict[Run, int]]:
         """Pin up to `size` runs of the queue for which budget, rows and state slots suffice.
@@ -199,10 +205,11 @@ class Admission:
     def _fits(self, runs: list[Run]) -> bool:
         """Return True if the pool can hold the rows, the whole prompts of `runs`, and the headroom.
 
-        Runs between two turns give their blocks up for that.
+        Runs between two turns give their blocks up for that, unless all of them hold too few and others run.
         """
+        is_alone = len(runs) == 1 and not self._roster.running
         while missing := self._count_missing(runs):
-            if not self._roster.reclaim_blocks(missing, keep=runs):
+            if not self._roster.reclaim_blocks(missing, keep=runs, must_suffice=not is_alone):
                 return False
         return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,6 +46,11 @@ class AdmittedRuns(LoadingRuns):
         self.num_preemptions = self.num_swaps = 0
         self.num_refused = self.num_displaced = 0
         self.reuse = Reuse()
+
+    @property
+    def num_used_rows(self) -> int:
+        """Number of sequences of the cache that are not swapped out, those of imports included."""
+        return sum(not held.is_swapped for held in self.cache.sequences.values())
 
     def admit(self, run: Run) -> None:
         """Move a run of the queue, which has a sequence, to the running runs."""
@@ -152,24 +158,24 @@ class AdmittedRuns(LoadingRuns):
     def make_import_room(self, run: Run, num_tokens: int, max_running: int, in_flight: Container[Run]) -> bool:
         """Let runs between two turns give way until an import of `num_tokens` for a run of the queue has room.
 
-        Runs of `in_flight` keep their sequences. Return False if there is no room.
+        Runs of `in_flight` keep their sequences. Return False if there is no room; at most one run, with a row, has
+        given way then, unless those that did hold blocks that others hold, too.
         """
         for one in list(self.pinned):
             self.unpin(one)
         if sum(one.samples for one in self.running) + self.num_arriving + run.samples > max_running:
             return False
-        victims = [one for one in self.victims() if one not in in_flight]
-        while sum(not held.is_swapped for held in self.cache.sequences.values()) >= self.cache.max_sequences:
-            if not victims:
-                return False
-            self.reclaim(victims.pop(0))
+        victims = deque(one for one in self.victims() if one not in in_flight)
+        if self.num_used_rows >= self.cache.max_sequences and victims:
+            self.reclaim(victims.popleft())
+        if self.num_used_rows >= self.cache.max_sequences:
+            return False
         self.pin(run)
         left = max(num_tokens - run.sequence.num_computed_tokens, 1)
-        while self.cache.shortage([run.sequence], [left]) and victims:
-            self.reclaim(victims.pop(0))
-        fits = not self.cache.shortage([run.sequence], [left])
+        while (missing := self.cache.shortage([run.sequence], [left])) and self.can_free(missing, victims):
+            self.reclaim(victims.popleft())
         self.unpin(run)
-        return fits
+        return not missing
 
     def lacks_encoder_room(self, step_tokens: int) -> bool:
         """Return True if only rows or blocks for its encoder output are short for a run that holds a sequence.

@@ -7,7 +7,9 @@ I2: rows of the cache that idle and continuing runs hold never keep a run from b
 
 Idle runs give way first, the longest idle first. Runs of the queue that hold what they computed in an earlier turn, or
 what an import has brought, give way next, in reverse order of the queue: by priority under that policy. As for
-preempted runs, their sequences move to the swap space or are removed, and the prefix cache may keep their blocks.
+preempted runs, their sequences move to the swap space or are removed, and the prefix cache may keep their blocks. None
+gives its blocks up for a request that has to wait all the same, because all of them hold too few: `num_freed` bounds
+what each of them frees in every group.
 """
 
 from __future__ import annotations
@@ -19,17 +21,18 @@ import numpy as np
 from pagecore.errors import InvalidSequence, OutOfBlocks, UnsupportedOption
 from pagecore.serving.scheduling.request import State
 from pagecore.serving.scheduling.waiting import WaitingRuns
+from pagecore.storage import StateSpec
 from pagecore.storage.checks import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Container, Iterable, Iterator
 
     from numpy.typing import NDArray
 
     from pagecore.cache import PagedKVCache, Sequence, SwapSpace
     from pagecore.serving.scheduling.request import Request, Run
 
-__all__ = ["IdleRuns", "knows_all"]
+__all__ = ["IdleRuns", "knows_all", "row_slots"]
 
 
 class IdleRuns(WaitingRuns):
@@ -52,6 +55,7 @@ class IdleRuns(WaitingRuns):
         self.idle: dict[Run, Sequence | None] = {}
         self.parked: dict[Run, None] = {}
         self.num_reclaimed = 0
+        self._row_slots = row_slots(cache)
 
     def make_idle(self, run: Run) -> None:
         """Let a run whose tokens are complete become idle. A part of a transition: it may be repeated."""
@@ -137,21 +141,53 @@ class IdleRuns(WaitingRuns):
             self.reclaim(run)
         return run is not None
 
-    def reclaim_blocks(self, missing: int, keep: Container[Run]) -> bool:
-        """Let runs between two turns give up `missing` blocks or fewer, at least those of one; False if there is none.
+    def reclaim_blocks(self, missing: int, keep: Container[Run], *, must_suffice: bool) -> bool:
+        """Let runs between two turns give up `missing` blocks or fewer, at least those of one.
 
-        A run frees at most the blocks that it holds, and a sample spares others the copy of one: no more runs give way
-        than one after the other would. State slots count as blocks, so that a cache with states takes one run a call.
+        With `must_suffice` none gives way if all of them together hold fewer than `missing`. No more runs give way than
+        one after the other would, with `missing` counted again after each of them.
+
+        Returns
+        -------
+        bool
+            False if no run has given way.
         """
+        chosen: list[tuple[Run, int]] = []
+        left = 0
+        for run in self.victims(keep):
+            chosen.append((run, self.num_freed(run)))
+            left += chosen[-1][1]
+            if left >= 2 * missing:  # while the first of them give way, the others suffice
+                break
+        if must_suffice and left < missing:
+            return False
         freed = 0
-        for run in list(self.victims(keep)):
-            held = self.idle.get(run, run.held)
-            assert held is not None
-            freed += ceil_div(held.capacity, self.cache.block_size) + (run.request.samples > 1)
+        for run, most in chosen:
+            freed, left = freed + most, left - most
             self.reclaim(run)
-            if freed >= missing or self.cache.num_states:
+            if freed >= missing or (must_suffice and left < missing):
+                break
+        return bool(chosen)
+
+    def can_free(self, missing: int, runs: Iterable[Run]) -> bool:
+        """Return False if runs between two turns together hold fewer blocks, or state slots, than `missing`."""
+        freed = 0
+        for run in runs:
+            freed += self.num_freed(run)
+            if freed >= missing:
                 return True
-        return freed > 0
+        return missing <= 0
+
+    def num_freed(self, run: Run) -> int:
+        """Return the most blocks that a run between two turns frees in any group, state slots counting as a group.
+
+        A block that others hold, too, does not become free: that they need no copy of it counts instead. A sample may
+        spare the copy of one more.
+        """
+        held = self.idle.get(run, run.held)
+        assert held is not None
+        tokens = max(held.capacity, run.request.cross_tokens or 0)
+        return max(ceil_div(tokens, self.cache.block_size) + (run.request.samples > 1), self._row_slots)
 
     def make_rows(self, wanted: int, keep: Container[Run]) -> None:
         """Reclaim runs until those that hold a row leave `wanted` rows of the cache; some of these are of `keep`."""
@@ -219,3 +255,12 @@ def knows_all(held: Sequence, tokens: NDArray[np.int32], kept: int) -> bool:
         and held.num_tokens == len(tokens)
         and np.array_equal(np.asarray(held.tokens), tokens)
     )
+
+
+def row_slots(cache: PagedKVCache) -> int:
+    """Return the most state slots that a row of a cache holds, those of a step in flight included; 0 without states."""
+    if not cache.num_states:
+        return 0
+    specs = (cache.spec(layer) for layer in range(cache.num_layers))
+    # The states before and after the step and after each of its drafts, and checkpoints before, in and after it.
+    return 5 + max(spec.draft_tokens for spec in specs if isinstance(spec, StateSpec))

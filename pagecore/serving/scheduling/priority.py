@@ -31,13 +31,17 @@ def find_victims(running: Iterable[Run], roster: Roster, limits: Limits, admissi
     newest_first = [one for one in running if one.request.priority < most and not one.came_late][::-1]
     if not newest_first:
         return []
-    rows, blocks = admission.lacks(run)
+    rows = admission.lacking_rows(run)
+    if rows > sum(one.samples for one in newest_first):
+        return []
+    freed = {one: freed_blocks(one, roster.cache.block_size, roster.ratio) for one in newest_first}
+    blocks = admission.lacking_blocks(run, sum(freed.values()))
     victims: list[Run] = []
     for victim in sorted(newest_first, key=lambda one: one.request.priority):
         if rows <= 0 and blocks <= 0:
             break
         rows -= victim.samples
-        blocks -= freed_blocks(victim, roster.cache.block_size, roster.ratio)
+        blocks -= freed[victim]
         victims.append(victim)
     return victims if rows <= 0 and blocks <= 0 else []
 

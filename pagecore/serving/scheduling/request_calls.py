@@ -183,7 +183,8 @@ class SchedulerRequests(SchedulerView):
         """Let runs between two turns give way to an import for a run of the queue; call it before `start_import`.
 
         The import may then take its row and blocks without touching the rows that are reserved for running requests,
-        their samples included. Steps may be open. If the result is False, some idle runs may have given way already.
+        their samples included. Steps may be open. Idle runs keep their blocks if all of them hold too few; without a
+        row, the first of them gives its own up before the blocks are counted.
 
         Parameters
         ----------

@@ -216,20 +216,16 @@ class Roster(AdmittedRuns):
             return
         most = self.cache.max_sequences
         for run in (*self.victims(), *self.pinned):
-            if self._num_used_rows + wanted <= most:
+            if self.num_used_rows + wanted <= most:
                 return
             if run not in step.runs:  # the row of a run that became idle is in flight
                 (self.unpin if run in self.pinned else self.reclaim)(run)
-        used = self._num_used_rows
+        used = self.num_used_rows
         if used + wanted > most:
             raise OutOfRows(
                 f"the samples of this step need {wanted} rows, and {most - used} of {most} are free: imports, or "
                 "holders outside the scheduler, have the others; cancel an import, or samples, then commit again"
             )
-
-    @property
-    def _num_used_rows(self) -> int:
-        return sum(not held.is_swapped for held in self.cache.sequences.values())
 
     def _fork(self, parent: Run, run: Run) -> None:
         held = self.found(run)

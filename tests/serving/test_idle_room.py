@@ -1,0 +1,84 @@
+"""Memory of idle runs: none gives its blocks up for what all of them together cannot make room for."""
+
+import numpy as np
+import pytest
+
+from pagecore import AttentionSpec, PagedKVCache
+from pagecore.serving import Request, Scheduler
+from pagecore.serving.scheduling.request import State
+from tests.serving.runs import advance, drain
+
+SPECS = {
+    "one group": [AttentionSpec(1, 8)],
+    "two groups": [AttentionSpec(1, 8), AttentionSpec(1, 8, window=8)],
+}
+
+
+def made(specs="one group", num_idle=2, rows=8, **options):
+    """Return a scheduler over 8 blocks of 4 tokens in each group, of which idle runs hold 2 each."""
+    cache = PagedKVCache(
+        SPECS[specs], num_blocks=9, block_size=4, max_sequences=rows, device="none", prefix_cache=False
+    )
+    scheduler = Scheduler(cache, headroom=0.0, **options)
+    for number in range(num_idle):
+        scheduler.add(Request(number, np.arange(6) + 100 * number, 3, resumable=True))
+    drain(scheduler)
+    assert (scheduler.num_idle, cache.num_available) == (num_idle, 8 - 2 * num_idle)
+    return scheduler
+
+
+@pytest.mark.parametrize("specs", SPECS)
+@pytest.mark.parametrize(("length", "reclaimed"), [(12, 0), (16, 1), (28, 2), (29, 0)])
+def test_an_admission_takes_blocks_of_idle_runs_only_if_they_suffice(specs, length, reclaimed):
+    """A running request holds a block, and 3 are free: with those of both idle runs a prompt has 7."""
+    scheduler = made(specs)
+    first = scheduler.add(Request(2, [2], 4))
+    advance(scheduler)
+    second = scheduler.add(Request(3, range(length), 1))
+    (runs,) = advance(scheduler)
+    assert (runs, scheduler.num_reclaimed) == ([first, second][: 1 + (length < 29)], reclaimed)
+    drain(scheduler, lambda _: scheduler.check_invariants())
+    assert (first.state, second.state) == (State.FINISHED, State.FINISHED)
+    assert scheduler.num_reclaimed == max(reclaimed, 2 * (length == 29)), "it is alone once the first has ended"
+
+
+def test_of_several_requests_idle_runs_make_room_for_those_that_fit():
+    scheduler = made()
+    first = scheduler.add(Request(2, [2], 9))
+    advance(scheduler)
+    second, third = (scheduler.add(Request(3 + i, range(100 * i, 100 * i + 16), 1)) for i in range(2))
+    (runs,) = advance(scheduler)
+    assert (runs, third.state, scheduler.num_reclaimed) == ([first, second], State.WAITING, 1)
+
+
+@pytest.mark.parametrize(("length", "reclaimed", "preempted"), [(8, 0, 0), (16, 1, 0), (28, 2, 1), (29, 0, 0)])
+def test_a_larger_priority_takes_blocks_only_if_idle_and_smaller_ones_suffice(length, reclaimed, preempted):
+    """Requests of the same and of a smaller priority hold a block each: with idle ones, a prompt has 7 blocks."""
+    scheduler = made(policy="priority", preemption_threshold=0)
+    for number, priority in ((2, 1), (3, 0)):
+        scheduler.add(Request(number, [number], 4, priority=priority))
+    advance(scheduler)
+    scheduler.add(Request(4, range(length), 1, priority=1))
+    advance(scheduler)
+    assert (scheduler.num_reclaimed, scheduler.num_preemptions) == (reclaimed, preempted)
+
+
+@pytest.mark.parametrize(("num_tokens", "has_room", "reclaimed"), [(12, True, 0), (13, True, 1), (29, False, 0)])
+def test_an_import_takes_blocks_of_idle_runs_only_if_they_suffice(num_tokens, has_room, reclaimed):
+    scheduler = made()
+    scheduler.add(Request(2, [2], 9))
+    advance(scheduler)
+    run = scheduler.add(Request(3, range(30), 1))
+    assert scheduler.make_import_room(run, num_tokens) is has_room
+    assert scheduler.num_reclaimed == reclaimed
+    scheduler.check_invariants()
+
+
+@pytest.mark.parametrize(("num_tokens", "has_room", "reclaimed"), [(8, True, 1), (29, False, 1)])
+def test_an_import_without_a_row_takes_that_of_the_oldest_idle_run(num_tokens, has_room, reclaimed):
+    scheduler = made(num_idle=3, rows=4)
+    scheduler.add(Request(3, [2], 9))
+    advance(scheduler)
+    run = scheduler.add(Request(4, range(30), 1))
+    assert scheduler.make_import_room(run, num_tokens) is has_room
+    assert scheduler.num_reclaimed == reclaimed
