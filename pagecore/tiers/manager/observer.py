@@ -16,7 +16,14 @@ from pagecore.cache.state._state import Held
 from pagecore.cache.step._step import lacked, lacked_slots, shortage
 from pagecore.errors import PagecoreError
 from pagecore.tiers.host.methods.records import Backup
-from pagecore.tiers.host.operations._operations import count_once, is_new, newly_run, options_of, origin_of
+from pagecore.tiers.host.operations._operations import (
+    count_once,
+    is_new,
+    list_changed,
+    newly_run,
+    options_of,
+    origin_of,
+)
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.manager.arguments import Write
 from pagecore.tiers.manager.hits.inherited import InheritedPrefixes
@@ -80,7 +87,9 @@ class CacheObserver:
         if self.write in ("through", "second_hit"):
             streams, num_cut = self._stores.streams, self.host.num_cut
             is_streamed = streams.has_owners
-            for sequence in sequences:
+            # A step rarely completes a block of a decoding sequence; limits may change without one.
+            has_limits = is_streamed or self.write == "second_hit"
+            for sequence in sequences if has_limits else list_changed(self._parts.state, sequences):
                 self._back_up(sequence, streams.limit_of(sequence) if is_streamed else None)
             self._write()
             if is_streamed or self.host.num_cut > num_cut:

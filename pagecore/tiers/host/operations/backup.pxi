@@ -336,6 +336,26 @@ def back_up(CacheState state not None, HostIndex host not None, sequence, int64_
     return one
 
 
+def list_changed(CacheState state not None, sequences not None):
+    """Return the sequences that may have blocks or a checkpoint to back up since their last backup. Hold the lock."""
+    cdef Sequence sequence
+    cdef PrefixHold hold
+    cdef int64_t whole, checkpoint
+    changed = []
+    for one in sequences:
+        sequence = one
+        if sequence.row < 0:
+            continue
+        hold = sequence.hold
+        whole = min(sequence.known, sequence.computed) // state.block_size
+        checkpoint = stored_checkpoint(state, sequence)
+        if checkpoint > whole * state.block_size:
+            checkpoint = 0
+        if hold.published != whole or (whole > 0 and (hold.backed_up != whole or hold.backed_up_state != checkpoint)):
+            changed.append(sequence)
+    return changed
+
+
 cdef int32_t stored_checkpoint(CacheState state, Sequence sequence) noexcept:
     """Return the tokens of the state that a sequence keeps and the prefix tree was offered; 0 for none."""
     cdef int32_t length = sequence.hold.offered_state
