@@ -17,6 +17,7 @@ from pagecore.serving.replay.options import (
     ReplayOptions,
 )
 from pagecore.serving.replay.trace import HASH_BLOCK, MILLISECONDS
+from pagecore.serving.replay.trace_turns import TURNS
 from pagecore.serving.scheduling.reuse import POLICIES
 
 
@@ -73,6 +74,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     _add_evict(parser)
     _add_replayed_scheduler(parser)
     _add_replayed_clock(parser)
+    _add_replayed_turns(parser)
     parser.add_argument("--requests", type=int, metavar="N", help="replay only the first N requests")
     _add_units(parser)
     parser.add_argument("--prefill-only", action="store_true", help="compute the prompts and generate nothing")
@@ -156,6 +158,15 @@ def _add_replayed_scheduler(parser: argparse.ArgumentParser) -> None:
     for name, text in numbers.items():
         default = defaults[name.replace("-", "_")]
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text} ({default})")
+
+
+def _add_replayed_turns(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--turns",
+        choices=TURNS,
+        help="replay requests of one conversation as turns of one resumable request: those that chat_id and "
+        "parent_chat_id name, or those whose prompts begin with an earlier prompt",
+    )
 
 
 def _add_replayed_clock(parser: argparse.ArgumentParser) -> None:

@@ -51,7 +51,8 @@ def _reuse_rows(report: DemoReport | ReplayReport) -> list[tuple[str, str]]:
     """Rows about the prefix cache; none if it was off."""
     if report.evict == NO_REUSE:
         return []
-    recovered = f", {report.recovered_tokens:,} of these after preemptions" if report.recovered_tokens else ""
+    again = "after preemptions" if getattr(report, "turns", None) is None else "by runs that came back"
+    recovered = f", {report.recovered_tokens:,} of these {again}" if report.recovered_tokens else ""
     return [
         (
             "prefix hits",
@@ -127,6 +128,30 @@ def _clock_rows(report: ReplayReport) -> list[tuple[str, str]]:
             text = ", ".join(f"{name} {seconds * 1000:,.1f} ms" for name, seconds in times.items())
             rows.append((title, text))
     return rows
+
+
+def _turn_rows(report: ReplayReport) -> list[tuple[str, str]]:
+    """Rows about the turns of conversations; none without."""
+    turns = report.turns
+    if turns is None:
+        return []
+    reused = turns.kept_tokens + turns.found_tokens
+    return [
+        (
+            "turns",
+            f"{turns.turns:,} of {turns.conversations:,} conversations; {turns.turns_separate:,} as separate requests",
+        ),
+        (
+            "tokens of turns",
+            f"{turns.prompt_tokens:,}, {reused / max(turns.prompt_tokens, 1):.1%} of them reused: "
+            f"{turns.kept_tokens:,} kept, {turns.found_tokens:,} found again",
+        ),
+        (
+            "idle",
+            f"mean {turns.idle_runs_mean:,.1f} runs with {turns.idle_blocks_mean:,.1f} blocks, peak "
+            f"{turns.idle_runs_peak:,} runs, {turns.idle_blocks_peak:,} blocks; given up {turns.reclaimed:,} times",
+        ),
+    ]
 
 
 def _rejections(report: ReplayReport) -> list[tuple[str, str]]:
@@ -222,6 +247,7 @@ def replay_rows(report: ReplayReport) -> list[tuple[str, str]]:
         *_replayed_states(report),
         *_tier_rows(report),
         *_clock_rows(report),
+        *_turn_rows(report),
         ("preemptions", _preemptions(report)),
         ("steps", f"{report.steps:,}"),
         ("blocks", f"{report.num_blocks - 1:,} of {report.block_size} tokens each"),

@@ -39,9 +39,12 @@ def count_blocks(name: str, options: ReplayOptions, summary: TraceSummary | None
 
 
 def build_cache(
-    options: ReplayOptions, num_blocks: int, summary: TraceSummary | None
+    options: ReplayOptions, num_blocks: int, summary: TraceSummary | None, num_turns: int = 0
 ) -> tuple[PagedKVCache, Scheduler]:
-    """Return a cache of `num_blocks` blocks and its scheduler; the trace limits number and length of the rows."""
+    """Return a cache of `num_blocks` blocks and its scheduler; the trace limits number and length of the rows.
+
+    With `num_turns` turns of conversations there are rows for idle runs in addition, up to `max_running` of them.
+    """
     if options.attend:
         _check_free_memory(options, num_blocks)
     length = LENGTH_UNSCANNED if summary is None else summary.max_length
@@ -51,14 +54,15 @@ def build_cache(
     rows = min(options.max_running, options.max_tokens_per_step)
     if summary is not None:
         rows = min(rows, summary.num_requests)
+    all_rows = rows + min(num_turns, rows)
     cache = PagedKVCache(
         SPEC if options.layers is None else options.layers,
         block_size=options.block_size,
         num_blocks=num_blocks if options.is_unbounded and options.has_blocks else options.group_blocks,
-        max_sequences=rows,
+        max_sequences=all_rows,
         max_tokens_per_sequence=length,
         device="cpu" if options.attend else "none",
-        num_states=_num_states(options, summary, rows) if options.states else None,
+        num_states=_num_states(options, summary, all_rows) if options.states else None,
         num_checkpoints=options.num_checkpoints or None,
         **cache_options(options.evict),
     )

@@ -81,9 +81,18 @@ class ReplayClock:
         self._idle += max(arrival - self._now, 0.0)
         self._now = max(arrival, self._now)
 
-    def queue(self, line: TraceRequest) -> None:
-        """Note the arrival of a request that the scheduler takes."""
-        self._arrivals[line.number] = self._arrival(line)
+    @property
+    def now_s(self) -> float:
+        """Seconds since the first arrival."""
+        return self._now
+
+    def queue(self, line: TraceRequest, *, number: int | None = None, earliest_s: float = 0.0) -> None:
+        """Note the arrival of a request that the scheduler takes, or of a turn.
+
+        A turn has the number of the first request of its conversation, and arrives at `earliest_s`, the end of the turn
+        before it, if that is later than its timestamp.
+        """
+        self._arrivals[line.number if number is None else number] = max(self._arrival(line), earliest_s)
 
     def run(self, step: Step, reading_s: float) -> None:
         """Pass the time of a step, which begins after reads of `reading_s` seconds; its tokens are not accepted yet."""

@@ -17,6 +17,7 @@ from pagecore.serving.hybrid import arrange_hybrid, divide_hybrid, with_checkpoi
 from pagecore.serving.replay.clock import ReplayClock
 from pagecore.serving.replay.tier_options import TierPlace, named, parse_bandwidth, parse_place
 from pagecore.serving.replay.trace import TraceUnits
+from pagecore.serving.replay.trace_turns import Turns, check_turns
 from pagecore.serving.scheduling.limits import check_order
 from pagecore.serving.scheduling.reuse import NO_REUSE, POLICIES
 from pagecore.storage import Spec, StateSpec, TensorParallel, parse_memory
@@ -91,6 +92,12 @@ class ReplayOptions:
     max_queued : int, optional
         Requests that wait for their first admission, at most, in a replay with a clock: a request that arrives while
         this number wait is rejected. By default any number waits.
+    turns : {"ids", "prompts"}, optional
+        Replay requests of one conversation as turns of one resumable request, which is idle between them: the next
+        turn arrives by its timestamp, and not before the end of the one before. With "ids" the trace names the
+        conversations, as Qwen-Bailian traces do: by `parent_chat_id`, or by equal ones of `chat_id`. With "prompts" a
+        request continues the one with whose prompt its own begins. The cache has rows for up to `max_running` idle runs
+        in addition. By default all requests are separate.
     requests : int, optional
         Replay only the first requests of the trace, this number of them.
     hash_block : int, optional
@@ -122,8 +129,8 @@ class ReplayOptions:
         `memory` and `blocks` are combined, or `model` with `bytes_per_token` or `attend`; `num_states` or
         `prompt_checkpoints` is given for a model without states, or `blocks` for one without attention; the model or
         the policy is not known; `blocks` is a string other than "unbounded"; a flag is not a bool; `time_unit` is not
-        known; tiers are given without `host`, or with `evict` "none"; `step_ms` or `max_queued` is given without
-        `prefill_rate`.
+        known, or `turns`; tiers are given without `host`, or with `evict` "none"; `step_ms` or `max_queued` is given
+        without `prefill_rate`.
     """
 
     memory: int | str | None = None
@@ -147,6 +154,7 @@ class ReplayOptions:
     prefill_rate: float | None = None
     step_ms: float = 0.0
     max_queued: int | None = None
+    turns: Turns | None = None
     requests: int | None = None
     hash_block: int | None = None
     time_unit: str | None = None
@@ -172,6 +180,7 @@ class ReplayOptions:
             if not (value is None and name in OPTIONAL_LIMITS) and not (name == "blocks" and self.is_unbounded):
                 object.__setattr__(self, name, require_int(name, value, least))
         object.__setattr__(self, "hash_block", self.units.hash_block)
+        check_turns(self.turns)
         for name in ("prefill_only", "attend"):
             object.__setattr__(self, name, flag(name, getattr(self, name)))
         if self.checkpoint_format is not None and self.model is None:

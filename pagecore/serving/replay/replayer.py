@@ -8,6 +8,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
+from pagecore.errors import UnsupportedOption
 from pagecore.serving.checks import as_instance, check_callbacks
 from pagecore.serving.metrics import Metrics
 from pagecore.serving.pictures.timeline import Watcher
@@ -18,6 +19,8 @@ from pagecore.serving.replay.report import ReplayReport
 from pagecore.serving.replay.states import StateUse
 from pagecore.serving.replay.trace import SkippedRows, Trace, TraceRequest, read_trace, scan_trace
 from pagecore.serving.replay.trace_source import trace_name
+from pagecore.serving.replay.trace_turns import find_turns
+from pagecore.serving.replay.turns import ReplayTurns
 from pagecore.serving.scheduling.request import QueueFull, Request, RequestError, Run
 from pagecore.serving.scheduling.step import Step
 
@@ -59,8 +62,9 @@ def replay(
     NotEnoughMemory
         With `attend`, the pool does not fit in the free memory of this machine.
     UnsupportedOption
-        `blocks` is "unbounded" for the standard input, which cannot be scanned beforehand; or the arguments are not
-        ReplayOptions, a function, and a sequence of functions.
+        `blocks` is "unbounded", or `turns` are given, for the standard input, which cannot be scanned beforehand; the
+        trace names no conversations, for `turns`; or the arguments are not ReplayOptions, a function, and a sequence of
+        functions.
     ShapeError
         With unbounded blocks, the trace fills more blocks than there are block ids.
     """
@@ -95,9 +99,24 @@ class _Replay:
             path, options.requests, prefill_only=only, units=units, skipped=self.skipped
         )
         self.num_blocks = count_blocks(trace_name(path), options, summary)
-        self.cache, self.scheduler = build_cache(options, self.num_blocks, summary)
+        found = None
+        if options.turns is not None:
+            name = trace_name(path)
+            if summary is None:
+                raise UnsupportedOption(
+                    f"turns is {options.turns!r}, but trace {name} is the standard input, which cannot be scanned "
+                    "beforehand; save the trace to a file, or leave turns out"
+                )
+            scanned = read_trace(path, options.requests, prefill_only=only, units=units)
+            found = find_turns(scanned, options.turns, name)
+        num_turns = 0 if found is None else len(found.earlier)
+        self.cache, self.scheduler = build_cache(options, self.num_blocks, summary, num_turns)
         self.tiers = build_tiers(self.cache, options, summary)
         self.clock = options.new_clock()
+        self.turns = None
+        if found is not None:
+            fetch = None if self.tiers is None else self.tiers.fetch
+            self.turns = ReplayTurns(self.scheduler, self.cache, found, self.clock, fetch)
         self._coming: TraceRequest | None = None
         self.check = AttendCheck(self.cache, options.seed) if options.attend else None
         self.metrics = Metrics(self.tiers)
@@ -124,6 +143,8 @@ class _Replay:
             if self.check is not None:
                 self.check.run(step)
             self.computed_tokens += step.batch.num_tokens
+            if self.turns is not None:
+                self.turns.before(step)
             self.scheduler.commit(step)
             if self.tiers is not None:
                 self.tiers.poll()
@@ -136,7 +157,8 @@ class _Replay:
             for watch in self.watchers:
                 watch(scheduler, self.metrics)
             self._end(step)
-            self.progress(self.computed_tokens + scheduler.reuse.saved_prefill_tokens, self.expected_tokens)
+            kept = 0 if self.turns is None else self.turns.kept_tokens
+            self.progress(self.computed_tokens + scheduler.reuse.saved_prefill_tokens + kept, self.expected_tokens)
 
     def close(self) -> None:
         """Close the tiers."""
@@ -157,20 +179,48 @@ class _Replay:
             if line is None:
                 return
             self.requests += 1
-            try:
-                # Check the lengths before the prompt, which may be long, is made.
-                scheduler.check_request(line.number, line.input_length, line.output_length)
-                request = Request(line.number, line.prompt(), line.output_length, namespace=line.namespace)
-                scheduler.add(request)
-                if self.tiers is not None:
-                    self.tiers.fetch(request.prompt, line.namespace)
-                if self.clock is not None:
-                    self.clock.queue(line)
-            except QueueFull:  # the scheduler counts it
-                continue
-            except RequestError as error:
-                self.refused += 1
-                self.first_refusal = self.first_refusal or f"line {line.line}: {error}"
+            if self.turns is None or not self.turns.take(line):
+                self._add(line)
+            self._note_turns()
+
+    def _add(self, line: TraceRequest) -> None:
+        """Queue a request, or count that it is rejected or refused."""
+        scheduler, turns = self.scheduler, self.turns
+        is_continued = turns is not None and turns.is_continued(line)
+        try:
+            # Check the lengths before the prompt, which may be long, is made.
+            scheduler.check_request(line.number, line.input_length, line.output_length)
+            request = Request(
+                line.number, line.prompt(), line.output_length, namespace=line.namespace, resumable=is_continued
+            )
+            run = scheduler.add(request)
+            if turns is not None:
+                turns.add(line, run)
+            if self.tiers is not None:
+                self.tiers.fetch(request.prompt, line.namespace)
+            if self.clock is not None:
+                self.clock.queue(line)
+        except QueueFull:  # the scheduler counts it
+            return
+        except RequestError as error:
+            self._refuse(line.line, error)
+
+    def _note_turns(self) -> None:
+        """Count the turns that were refused, and queue the requests that cannot continue them."""
+        turns = self.turns
+        if turns is None:
+            return
+        for number, error in turns.refusals:
+            self._refuse(number, error)
+        turns.refusals.clear()
+        while turns.separate:
+            line = turns.separate.popleft()
+            if not turns.take(line):
+                self._add(line)
+
+    def _refuse(self, number: int, error: RequestError) -> None:
+        self.refused += 1
+        self.first_refusal = self.first_refusal or f"line {number}: {error}"
 
     def _next_arrived(self) -> TraceRequest | None:
         """Return the next request, if it has arrived."""
@@ -190,6 +240,9 @@ class _Replay:
             self.prompt_tokens += len(run.request.prompt)
             self.generated_tokens += run.num_generated
         self.metrics.index_ns.add(step.index_ns)
+        if self.turns is not None:
+            self.turns.end(finished)
+            self._note_turns()
 
     def _report(self) -> ReplayReport:
         metrics, check, reuse = self.metrics, self.check, self.scheduler.reuse
@@ -242,6 +295,7 @@ class _Replay:
             else self.states.report(self.cache.num_states, self.cache.num_checkpoints, reuse),
             tiers=None if self.tiers is None else self.tiers.report(),
             clock=None if self.clock is None else self.clock.report(),
+            turns=None if self.turns is None else self.turns.report(),
             passed=check is None or check.passed or metrics.steps == 0,
         )
 

@@ -8,6 +8,7 @@ from typing import Any
 from pagecore.serving.replay.clock import ClockReport
 from pagecore.serving.replay.states import StateReport
 from pagecore.serving.replay.tiered import TierReport
+from pagecore.serving.replay.turns import TurnReport
 
 __all__ = ["ReplayReport"]
 
@@ -31,7 +32,9 @@ class ReplayReport:
     Each point of a series is the mean over `steps_per_point` steps. `prefix_hit_series` is the share of prompt tokens
     reused, None for a point without a first admission. Without attention `rows_attended`, `rows_checked` and
     `max_relative_error` are None. `states` is None for a model without recurrent states, `tiers` without a
-    host tier, and `clock` without `prefill_rate`.
+    host tier, `clock` without `prefill_rate`, and `turns` without `ReplayOptions.turns`. A turn of a conversation
+    counts as a request, and its prompt is all of the conversation so far. It is not a prefix query, and what it finds
+    again counts as recovered.
     """
 
     requests_total: int
@@ -79,6 +82,7 @@ class ReplayReport:
     states: StateReport | None = None
     tiers: TierReport | None = None
     clock: ClockReport | None = None
+    turns: TurnReport | None = None
     passed: bool = True
 
     def as_json(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pagecore.serving.replay.trace_file import TraceError
-from pagecore.serving.replay.trace_request import REQUEST_TOKENS_MAX, TraceRequest, TraceUnits
+from pagecore.serving.replay.trace_request import BAILIAN_FIELD, REQUEST_TOKENS_MAX, TraceRequest, TraceUnits
 from pagecore.serving.replay.trace_source import TracePlace
 from pagecore.storage.checks import INT32_MAX, shown
 
@@ -67,7 +67,10 @@ def request_of_fields(place: TracePlace, fields: Any, number: int, units: TraceU
     lengths = [_field(place, fields, name) for name in ("input_length", "output_length")]
     input_length, output_length = checked_lengths(place, *lengths)
     hash_ids = _hash_ids(place, fields, input_length, output_length, hash_block)
-    return TraceRequest(number, place.number, milliseconds, input_length, output_length, hash_ids, hash_block)
+    chat, earlier = _chats(place, fields)
+    return TraceRequest(
+        number, place.number, milliseconds, input_length, output_length, hash_ids, hash_block, None, None, chat, earlier
+    )
 
 
 def text_field(fields: Mapping[str, Any]) -> str | None:
@@ -140,9 +143,23 @@ def request_of_token_ids(
     answer = _field(place, fields, "output_length") if has_answer else 0
     lengths = checked_lengths(place, len(ids), answer, (f"length of {name}", "output_length"))
     prompt = np.array(ids, np.int32)
+    chat, earlier = _chats(place, fields)
     return TraceRequest(
-        number, place.number, milliseconds, *lengths, hash_ids=None, token_ids=prompt, namespace=namespace
-    )
+        number, place.number, milliseconds, *lengths, hash_ids=None, token_ids=prompt, namespace=namespace, chat=chat,
+        earlier_chat=earlier,
+    )  # fmt: skip
+
+
+def _chats(place: TracePlace, fields: Mapping[str, Any]) -> tuple[int | str | None, int | str | None]:
+    """Return `chat_id`, and `parent_chat_id` or, without one, `chat_id`: -1 and null name no request."""
+    found: list[int | str | None] = []
+    for name in ("chat_id", BAILIAN_FIELD):
+        value = fields.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | str)):
+            raise place.refusal(f"{name} is {shown(value)}; expected an integer or a string")
+        found.append(None if value == -1 else value)
+    chat, earlier = found
+    return chat, earlier if BAILIAN_FIELD in fields else chat
 
 
 def _milliseconds(place: TracePlace, timestamp: Any, units: TraceUnits) -> float:

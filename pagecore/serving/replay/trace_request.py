@@ -15,7 +15,15 @@ from pagecore.storage.checks import require_int, shown
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["HASH_BLOCK", "MILLISECONDS", "REQUEST_TOKENS_MAX", "SkippedRows", "TraceRequest", "TraceUnits"]
+__all__ = [
+    "BAILIAN_FIELD",
+    "HASH_BLOCK",
+    "MILLISECONDS",
+    "REQUEST_TOKENS_MAX",
+    "SkippedRows",
+    "TraceRequest",
+    "TraceUnits",
+]
 
 HASH_BLOCK = 512
 # Tokens of a hash id in a Qwen-Bailian trace, and a field that its lines have.
@@ -87,7 +95,8 @@ class TraceRequest:
     """One request of a trace; `number` counts requests from 0, `line` counts lines or records from 1.
 
     `token_ids` are the prompt, if the trace has it. If `hash_ids` is None, too, the trace has lengths only, and nothing
-    is known of the content of the prompt. Requests of different namespaces share nothing.
+    is known of the content of the prompt. Requests of different namespaces share nothing. `chat` is the id of the
+    request in its conversation, or that of the conversation, and `earlier_chat` that of the request before it.
     """
 
     number: int
@@ -99,6 +108,8 @@ class TraceRequest:
     hash_block: int = HASH_BLOCK
     token_ids: NDArray[np.int32] | None = field(default=None, repr=False, compare=False)
     namespace: str | None = None
+    chat: int | str | None = None
+    earlier_chat: int | str | None = None
 
     def prompt(self) -> NDArray[np.int32]:
         """Return token ids, int32 `[input_length]`, such that equal prefixes have equal ids.
