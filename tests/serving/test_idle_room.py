@@ -63,6 +63,18 @@ def test_a_larger_priority_takes_blocks_only_if_idle_and_smaller_ones_suffice(le
     assert (scheduler.num_reclaimed, scheduler.num_preemptions) == (reclaimed, preempted)
 
 
+@pytest.mark.parametrize(("samples", "reclaimed"), [(1, 2), (2, 0)])
+def test_a_larger_priority_that_cannot_have_its_rows_takes_no_blocks_either(samples, reclaimed):
+    """A request of a smaller priority has one of two rows, and its block; with idle ones, that is room for a prompt."""
+    scheduler = made(policy="priority", preemption_threshold=0, max_running=2)
+    for number, priority in ((2, 1), (3, 0)):
+        scheduler.add(Request(number, [number], 4, priority=priority))
+    advance(scheduler)
+    scheduler.add(Request(4, range(24), 1, samples, priority=1))
+    advance(scheduler)
+    assert (scheduler.num_reclaimed, scheduler.num_preemptions) == (reclaimed, samples == 1)
+
+
 @pytest.mark.parametrize(("num_tokens", "has_room", "reclaimed"), [(12, True, 0), (13, True, 1), (29, False, 0)])
 def test_an_import_takes_blocks_of_idle_runs_only_if_they_suffice(num_tokens, has_room, reclaimed):
     scheduler = made()

@@ -85,19 +85,19 @@ def sort_outputs(
     already are dropped. The last token of a run does not enter the cache, because no step would compute it.
     """
     outputs = step.outputs
-    held = [run.held for run in outputs]
     if ended is None:
-        going = [one for one, run in zip(held, outputs, strict=True) if one and one.num_tokens + 1 < run.last_length]
+        going = [one for run in outputs if (one := run.held) and one.num_tokens + 1 < run.last_length]
     else:
         going = [
             one
-            for one, run, ends in zip(held, outputs, ended, strict=True)
-            if one and not ends and one.num_tokens + 1 < run.last_length
+            for run, ends in zip(outputs, ended, strict=True)
+            if not ends and (one := run.held) and one.num_tokens + 1 < run.last_length
         ]
     finished: dict[Run, NDArray[np.int32]] = {}
     places: list[int] = []
     if len(going) < len(outputs):
-        for place, (one, run) in enumerate(zip(held, outputs, strict=True)):
+        for place, run in enumerate(outputs):
+            one = run.held
             if one is None:  # cancelled, or finished by an earlier step
                 continue
             if one.num_tokens + 1 < run.last_length and not (ended and ended[place]):

@@ -105,7 +105,7 @@ def select(roster: Roster, limits: Limits, drafts: Drafts | None = None) -> tupl
     rows = StepRows(decodes, sequences, [1] * len(decodes), len(decodes), load=load)
     num_drafts = 0 if drafts is None else rows.add_drafts(drafts, limits)
     budget = min(limits.budget - len(decodes) - num_drafts, limits.prefill_tokens)
-    for run in roster.running:
+    for run in roster.running if len(decodes) < len(roster.running) else ():
         if not run.prefilling:
             continue
         if not budget:

@@ -81,6 +81,12 @@ def test_a_turn_that_arrives_early_waits_for_the_end_of_the_one_before():
     assert report.turns.turns == 1
 
 
+def test_idle_runs_have_rows_of_their_own():
+    lines = [CHAT[0], line(500, 8, 3, [7], 90, -1), CHAT[1]]
+    report = replay(lines, ReplayOptions(**SMALL, max_running=1, prefill_rate=1e12, step_ms=100, turns="ids"))
+    assert (report.turns.reclaimed, report.turns.kept_tokens) == (0, 12)
+
+
 @pytest.mark.parametrize(("swap", "kept", "found"), [(None, 0, 8), ("64MiB", 12, 0)])
 def test_a_run_that_gave_its_blocks_up_finds_its_prefix_or_comes_back_from_the_swap_space(swap, kept, found):
     """Of 8 blocks the idle run holds 3; another request takes 6, so that the prefix cache keeps 2 of the 3."""
