@@ -22,7 +22,7 @@ __all__ = ["TURNS", "TraceTurns", "Turns", "check_turns", "find_turns"]
 
 Turns: TypeAlias = Literal["ids", "prompts"]
 TURNS = ("ids", "prompts")
-# Tokens of a block of token ids, and whole blocks of hash ids without which a prompt is no evidence of a conversation.
+# Tokens of a block of token ids, and whole blocks of hash ids that a prompt needs to be found in later ones.
 TOKENS = 16
 LEAST_BLOCKS = 2
 

@@ -153,7 +153,7 @@ class ReplayTurns:
         self._idle_blocks_peak = max(self._idle_blocks_peak, blocks)
 
     def end(self, runs: Iterable[Run]) -> None:
-        """Begin the next turns of runs whose turns have ended, as far as they have arrived."""
+        """Begin the next turns of runs whose turns have ended, if they have arrived."""
         for run in runs:
             if run.state is State.IDLE:
                 if self._clock is not None:
