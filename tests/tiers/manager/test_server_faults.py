@@ -122,7 +122,7 @@ def make_bucket(server):
 
 def bucket(port, fingerprint, kind=ObjectStore):
     options = {"endpoint": f"http://127.0.0.1:{port}", "client_options": {"allow_http": True}}
-    return kind("s3://faults", fingerprint=fingerprint, concurrency=2, timeout=2.0, **KEYS, **options)
+    return kind("s3://faults", fingerprint=fingerprint, concurrency=2, timeout=20.0, **KEYS, **options)
 
 
 def test_two_processes_that_store_one_prompt_at_once(shared_store):
