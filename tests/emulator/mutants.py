@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.emulator.build import SOURCES
-from tests.emulator.runtime import EmulatedRuntime, EmulatorError
+from tests.emulator.runtime import EmulatedRuntime
 
 SYNCHRONISATION = re.compile(
     r"pc_(?:sync_block|sync_warp|fence_device|commit_copies)\(\);|pc_wait_copies<([^;]*)>\(\);"
@@ -40,19 +40,30 @@ def mutants(files: Iterable[str]) -> Iterator[Mutant]:
 
 
 def survivors(
-    folder: Path, files: Iterable[str], work: Callable[[EmulatedRuntime], None], seeds: Iterable[int] = (0, 1)
+    folder: Path, files: Iterable[str], work: Callable[[EmulatedRuntime], None], seeds: Sequence[int] = (0, 1)
 ) -> list[str]:
-    """Return the mutants that `work` runs without an error of the emulator or of its own assertions."""
+    """Return the mutants that `work` runs without an error of the emulator or of its own assertions.
+
+    Raises
+    ------
+    AssertionError
+        `work` fails without a mutant; EmulatorError is an AssertionError.
+    """
+
+    def run(*where: Path) -> None:
+        for seed in seeds:
+            runtime = EmulatedRuntime(*where, seed=seed)
+            work(runtime)
+            runtime.finish()
+
+    run()
     found = []
     for number, mutant in enumerate(mutants(files)):
         sources = Path(shutil.copytree(SOURCES, folder / str(number) / SOURCES.name))
         (sources / mutant.file).write_text(mutant.text)
         try:
-            for seed in seeds:
-                runtime = EmulatedRuntime(sources, folder, seed=seed)
-                work(runtime)
-                runtime.finish()
-        except (EmulatorError, AssertionError):
+            run(sources, folder)
+        except AssertionError:
             continue
         found.append(str(mutant))
     return found

@@ -10,17 +10,20 @@ import pytest
 import pagecore
 from pagecore.arrays.cuda.current import use_runtime
 from pagecore.ops.cuda.attention.variants import use_prefill_variant
+from tests.cuda import test_merge, test_sealed
 from tests.cuda.attention_cases import BF16, DeviceCase, check
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import FULL
 from tests.cuda.sealed_calls import check as check_sealed
+from tests.cuda.sealed_calls import run as run_sealed
 from tests.cuda.test_latent_attention import check as check_latent
 from tests.cuda.test_stored import check as check_stored
-from tests.emulator import test_sparse_faults
-from tests.emulator.mutants import survivors
+from tests.emulator import test_sparse_faults, test_state_faults
+from tests.emulator.build import SOURCES
+from tests.emulator.mutants import mutants, survivors
 from tests.ops.cases import Shape, make_case
 from tests.ops.format_cases import make_format_case
-from tests.ops.sealed_cases import make_sealed_case
+from tests.ops.sealed_cases import keep_sealed, make_sealed_case
 from tests.ops.test_latent_attention import make_case as make_latent_case
 
 DECODE = Shape(seq_lens=(700, 37, 0, 129, 5), heads=(8, 2), block_size=5, **BF16)
@@ -53,6 +56,12 @@ def attend(*shapes, num_workers=()):
                 check(Kit(runtime), make_case(long), plan=True, num_workers=50)
 
     return work
+
+
+def decode_nan(runtime):
+    """Decode two tokens, of which the first does not attend to a value of NaN in its tile."""
+    with use_runtime(runtime):
+        check_nan(Kit(runtime), replace(DECODE, seq_lens=(300,), query_lens=(2,), block_size=16))
 
 
 def prompts(variant="Plain", **sizes):
@@ -120,6 +129,30 @@ def prompts_sealed(runtime):
         for shape in (replace(MIXED, seq_lens=(300, 77, 70, 0, 130, 64)), NO_KEYS):
             check_sealed(kit, make_sealed_case(shape), planned={"num_workers": 2})
         check_sealed(kit, make_sealed_case(replace(LONG, seq_lens=(1100,))), planned={"batch_invariant": True})
+        wide = Shape((80,), (33,), heads=(4, 1), dims=(256, 256), **BF16)  # codes are unpacked where they arrive
+        check_sealed(kit, keep_sealed(make_sealed_case(wide, (4, 2)), 0, 48))
+
+
+def decode_sealed(runtime):
+    """Decode over sealed tiles with scales of NaN, in windows that begin within a tile."""
+    with use_runtime(runtime):
+        kit = Kit(runtime)
+        for bits in (2, 4):
+            test_sealed.test_nan_reaches_only_the_rows_that_attend_to_it(kit, bits)
+        shape = Shape((70, 33, 90), (4, 1, 2), heads=(4, 1), dims=(80, 80), **BF16)
+        windowed = make_sealed_case(shape, (2, 4), (16, 16), window=40)
+        windowed.sealed.value_scale[windowed.sealed.block_table[0, 1], 12] = np.nan
+        run_sealed(kit, windowed)
+
+
+def merge(runtime):
+    with use_runtime(runtime):
+        test_merge.test_the_results_may_overwrite_either_part(Kit(runtime), 64, 0, runtime.seed)
+
+
+def states(runtime):
+    with use_runtime(runtime):
+        test_state_faults.check(Kit(runtime))
 
 
 def in_turn(*works):
@@ -140,13 +173,18 @@ KERNELS = {
     "decode": (
         [
             "attention/decode/decode.cu",
+            "attention/decode/rows.cuh",
             "attention/tiles/warp_ring.cuh",
             "attention/tiles/tile_walk.cuh",
             "attention/softmax/splits.cuh",
         ],
-        attend(DECODE, MIXED, num_workers=(2,)),
+        in_turn(attend(DECODE, MIXED, num_workers=(2,)), decode_nan),
     ),
-    "general": (["attention/general/general.cu"], attend(FLOATS, replace(DECODE, dims=(40, 40)), num_workers=(2,))),
+    "decode over sealed blocks": (["attention/decode/sealed_rows.cuh"], decode_sealed),
+    "general": (
+        ["attention/general/general.cu", "attention/general/ring.cuh", "attention/general/rows.cuh"],
+        attend(FLOATS, replace(FLOATS, cache_dtype="bfloat16"), replace(DECODE, dims=(40, 40)), num_workers=(2,)),
+    ),
     "stored": (
         ["attention/general/stored.cuh", "attention/decode/stored_rows.cuh", "attention/tiles/warp_ring.cuh"],
         attend_stored(("int8_token", None), ("int8_token", "int8_token"), ("nvfp4", "nvfp4")),
@@ -160,7 +198,10 @@ KERNELS = {
         ["attention/prefill/stored.cuh"],
         in_turn(prompts_stored("int8_token", "float16"), prompts_stored("nvfp4", "bfloat16")),
     ),
-    "prefill over sealed blocks": (["attention/prefill/sealed.cuh"], prompts_sealed),
+    "prefill over sealed blocks": (
+        ["attention/prefill/sealed.cuh", "attention/prefill/sealed_rows.cuh"],
+        prompts_sealed,
+    ),
     "prefill": (
         [
             "attention/prefill/prefill.cu",
@@ -178,6 +219,8 @@ KERNELS = {
         ["attention/prefill/prefill.cu", "attention/prefill/output.cuh"],
         prompts(dims=(192, 128)),
     ),
+    "merge": (["attention/softmax/merge.cu"], merge),
+    "states": (["codecs/states.cu"], states),
     "sparse": (["sparse/summaries.cu", "sparse/block_scores.cu", "sparse/select.cu", "sparse/select_cut.cuh"], sparse),
     "plan": (
         ["attention/plan/plan.cu", "attention/plan/section.cuh", "device/block_sums.cuh"],
@@ -186,9 +229,13 @@ KERNELS = {
 }
 
 
-# Barriers that the present division of work among lanes does without: each lane of general reads only the numbers that
-# it has widened itself, of every dim. They stay for a division without that property.
-UNNEEDED = {"stored": ["attention/general/stored.cuh:85: pc_sync_warp();"]}
+# Barriers that the present order of work does without. They stay for an order without these properties.
+UNNEEDED = {
+    # Before the rows are read, others follow: those of the widening of values after keys, that of weights after values.
+    "general": ["attention/general/ring.cuh:163: pc_sync_warp();"],
+    # Each lane of general reads only the numbers that it has widened itself, of every dim.
+    "stored": ["attention/general/stored.cuh:85: pc_sync_warp();"],
+}
 
 
 @pytest.mark.skipif(not FULL, reason="needs PAGECORE_EMULATE=full")
@@ -196,3 +243,9 @@ UNNEEDED = {"stored": ["attention/general/stored.cuh:85: pc_sync_warp();"]}
 def test_no_synchronisation_can_be_removed(tmp_path, kernel):
     files, work = KERNELS[kernel]
     assert survivors(tmp_path, files, work) == UNNEEDED.get(kernel, [])
+
+
+def test_every_source_with_a_synchronisation_is_tried():
+    sources = sorted(str(path.relative_to(SOURCES)) for path in SOURCES.rglob("*.cu*"))
+    tried = {file for files, _ in KERNELS.values() for file in files}
+    assert {mutant.file for mutant in mutants(sources)} <= tried
