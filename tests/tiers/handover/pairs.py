@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from pagecore import AttentionSpec, PagedKVCache
 from pagecore.cache.memory.sealer import sealed_groups
 from pagecore.cache.parts import parts_of
+from pagecore.tiers.handover.errors import DeadlineExceeded
+from pagecore.tiers.handover.imports import import_sequence
 
 SPECS = [AttentionSpec(4, 8, dtype="float32"), AttentionSpec(4, 8, dtype="float32", window=24)]
 
@@ -105,3 +108,12 @@ def assert_same(one, other, heads=None):
             continue
         part = expected[:, heads] if heads is not None and expected.ndim == 3 else expected
         np.testing.assert_array_equal(part, other[key], err_msg=str(key))
+
+
+def import_late(receiver, manifest, transport, is_reading):
+    """Import until a deadline passes after `is_reading()`: on a busy machine, short ones pass before the first read."""
+    deadline = 0.1
+    while not is_reading():
+        with pytest.raises(DeadlineExceeded):
+            import_sequence(receiver, manifest, transport=transport, deadline=deadline)
+        deadline *= 2

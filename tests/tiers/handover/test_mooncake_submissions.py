@@ -11,7 +11,7 @@ from pagecore.tiers.handover import errors
 from pagecore.tiers.handover.exports import export_sequence
 from pagecore.tiers.handover.imports import import_sequence, start_import
 from pagecore.tiers.handover.transports.mooncake import MooncakeTransport
-from tests.tiers.handover.pairs import assert_same, computed, content, fill, make
+from tests.tiers.handover.pairs import assert_same, computed, content, fill, import_late, make
 
 TOKENS = list(range(100, 250))
 WINDOW = 1 << 15
@@ -83,8 +83,7 @@ def test_an_import_ends_at_its_deadline_though_a_submission_hangs(pair, caches):
     sender, sequence, receiver = caches
     manifest = export_sequence(sender, sequence, transport=exporter)
     importer._engine.goes.clear()
-    with pytest.raises(errors.DeadlineExceeded):
-        import_sequence(receiver, manifest, transport=importer, deadline=0.1)
+    import_late(receiver, manifest, importer, importer._engine.entered.is_set)
     assert receiver.num_sequences == 0
     receiver.check_invariants()
     assert importer.num_lost_bytes == 2 * WINDOW
@@ -112,8 +111,7 @@ def test_memory_outlives_the_engine_if_a_submission_hangs_when_the_transport_clo
     engine = importer._engine
     engine.goes.clear()
     manifest = export_sequence(sender, sequence, transport=exporter)
-    with pytest.raises(errors.DeadlineExceeded):
-        import_sequence(receiver, manifest, transport=importer, deadline=0.1)
+    import_late(receiver, manifest, importer, engine.entered.is_set)
     engine.memories = tuple(weakref.ref(each.memory) for each in importer._staging)
     threads, goes = submitters(), engine.goes
     del engine
@@ -134,12 +132,14 @@ def test_a_thread_of_an_abandoned_import_submits_no_further_read(pair, caches, e
     engine = importer._engine
     engine.goes.clear()
     manifest = export_sequence(sender, sequence, transport=exporter)
-    running = start_import(receiver, manifest, transport=importer, deadline=0.2 if end == "deadline" else 30.0)
-    assert engine.entered.wait(30)
-    if end != "deadline":
+    if end == "deadline":
+        import_late(receiver, manifest, importer, engine.entered.is_set)
+    else:
+        running = start_import(receiver, manifest, transport=importer)
+        assert engine.entered.wait(30)
         {"cancel": running.cancel, "close": importer.close}[end]()
-    with pytest.raises(errors.HandoverError):
-        running.result()
+        with pytest.raises(errors.HandoverError):
+            running.result()
     threads = submitters()
     assert engine.num_reads == len(threads) > 0
     engine.goes.set()

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, Plane, StateSpec
+from pagecore.errors import UnsupportedOption
 from pagecore.tiers.handover import errors
 from pagecore.tiers.handover.exports import export_sequence
 from pagecore.tiers.handover.imports import import_sequence, start_import
 from pagecore.tiers.handover.transports.addresses import connect
 from pagecore.tiers.handover.transports.onesided import MAX_STAGING, OneSidedTransport
 from pagecore.tiers.handover.wire import WIRE_VERSION, Answer, Claim, Stream
-from tests.tiers.handover.pairs import assert_same, computed, content, fill, make
+from tests.tiers.handover.pairs import assert_same, computed, content, fill, import_late, make
 
 TOKENS = list(range(100, 250))
 WINDOW = 1 << 15
@@ -32,6 +33,7 @@ class Fake(OneSidedTransport):
         self.closed += 1
 
     def register(self, address, nbytes):
+        assert not self.closed, "the engine has ended"
         assert address not in self.known
         self.known[address] = nbytes
 
@@ -111,8 +113,11 @@ def test_a_failed_read_is_an_error_and_its_late_bytes_reach_no_block(pair, cache
     sender, sequence, receiver = caches
     manifest = export_sequence(sender, sequence, transport=exporter)
     importer.faults = [None] * which + [fault]
-    with pytest.raises(error):
-        import_sequence(receiver, manifest, transport=importer, deadline=0.1)
+    if error is errors.DeadlineExceeded:
+        import_late(receiver, manifest, importer, lambda: not importer.faults)
+    else:
+        with pytest.raises(error):
+            import_sequence(receiver, manifest, transport=importer)
     assert receiver.num_sequences == 0
     receiver.check_invariants()
     if is_lost is not None:
@@ -207,6 +212,42 @@ def test_memory_of_checkpoints_is_registered_as_long_as_the_export(pair):
         receiver.clear_prefix_cache()
         assert exporter.drain(10)
     assert len(set(registered)) == 1
+
+
+class AsksWhileClosing(Fake):
+    """Answers a claim once its engine has ended."""
+
+    def open_engine(self):
+        super().open_engine()
+        self.is_asked, self.has_ended = threading.Event(), threading.Event()
+
+    def respond(self, *answer):
+        self.is_asked.set()
+        assert self.has_ended.wait(20)
+        super().respond(*answer)
+
+    def own_peer(self):
+        assert not self.closed, "the engine has ended"
+        return super().own_peer()
+
+    def close_engine(self):
+        super().close_engine()
+        self.has_ended.set()
+
+
+def test_a_transport_that_closes_asks_its_engine_nothing_more(caches):
+    sender, sequence, receiver = caches
+    with AsksWhileClosing("tcp://127.0.0.1:0") as exporter, Fake(staging_bytes=2 * WINDOW) as importer:
+        manifest = export_sequence(sender, sequence, transport=exporter)
+        running = start_import(receiver, manifest, transport=importer)
+        assert exporter.is_asked.wait(20)
+        exporter.close()
+        with pytest.raises(errors.PeerLost):
+            running.result()
+        with pytest.raises(UnsupportedOption, match="the transport is closed; make a new one"):
+            export_sequence(sender, sequence, transport=exporter)
+    sender.check_invariants()
+    assert sender.num_sequences == 1
 
 
 def test_no_thread_is_left(caches):

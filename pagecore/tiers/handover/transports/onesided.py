@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.cache.parts import parts_of
+from pagecore.errors import UnsupportedOption
 from pagecore.storage.checks import require_int
 from pagecore.tiers.handover._vectors import scatter_pieces, sum_units
 from pagecore.tiers.handover.errors import CorruptTransfer, DeadlineExceeded, HandoverError, PeerLost
@@ -140,6 +141,8 @@ class OneSidedTransport(SocketTransport):
         lent = [] if offer.image is None else [(region.address, region.nbytes) for region in offer.image.regions()]
         lent += [] if offer.checkpoint is None else [(offer.checkpoint.ctypes.data, offer.checkpoint.nbytes)]
         with self._memory_lock:
+            if self._is_closed:
+                raise UnsupportedOption("the transport is closed; make a new one")
             if offer.image is None:
                 store = parts_of(offer.cache).store
                 states = [] if store.states is None else store.states.planes()
@@ -165,6 +168,10 @@ class OneSidedTransport(SocketTransport):
         """Send the addresses and sums of the units."""
         sums = sum_units(units.pieces, units.ends, seeds)
         offer.require_rows()
+        with self._memory_lock:
+            if self._is_closed:
+                raise HandoverError("the transport was closed while an importer claimed an export")
+            peer = self.own_peer()
         grant = Grant(
             units.nbytes,
             len(units.ends),
@@ -172,7 +179,7 @@ class OneSidedTransport(SocketTransport):
             units.pieces.astype("<u8").tobytes(),
             units.ends.astype("<i8").tobytes(),
             sums.astype("<u8").tobytes(),
-            self.own_peer(),
+            peer,
         )
         stream.send(Answer(grant=grant))
 
