@@ -402,7 +402,8 @@ def revoke_prefix(world):
 
 @operation(situations=("shared", "doubled", "short"))
 def revoke_blocks(world):
-    block = int(np.asarray(world.cache.block_table())[world.x.row, 0])
+    row = np.asarray(world.cache.block_table())[world.x.row]
+    block = int(row[row > 0][0])  # the first ones of a window may be gone
     return lambda: world.cache.revoke_blocks([block])
 
 
