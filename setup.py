@@ -385,7 +385,8 @@ def native_parts() -> dict[str, object]:
         ],
         build_dir="build/cython",
         language_level=3,
-        compiler_directives={"embedsignature": True, "binding": True},
+        # Without its own pickling, an object that holds native memory is refused by pickle and copy.
+        compiler_directives={"embedsignature": True, "binding": True, "auto_pickle": False},
         nthreads=CORES,
         shared_utility_qualified_name=SHARED,
     )

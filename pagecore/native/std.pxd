@@ -16,6 +16,7 @@ cdef extern from "<vector>" namespace "std" nogil:
         vector(size_t) except +
         vector(size_t, const T&) except +
         vector(vector&) except +
+        vector& operator=(const vector&) except +
         T& operator[](size_t)
         bint operator==(const vector&)
         void assign(size_t, const T&) except +

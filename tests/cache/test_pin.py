@@ -1,5 +1,8 @@
 """Pins of cached prefixes without a sequence."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
@@ -27,6 +30,14 @@ def test_a_pinned_prefix_stays_until_the_last_pin_is_released():
     assert cache.evict_prefix(CHAT) == 1
     second.release()
     assert (cache.evict_prefix(CHAT), cache.num_available) == (2, 32)
+    cache.check_invariants()
+
+
+@pytest.mark.parametrize("take", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_pin_is_neither_copied_nor_pickled(take):
+    cache = cached(make(), CHAT)
+    with cache.pin_prefix(CHAT) as pin, pytest.raises(TypeError, match="PrefixPin"):
+        take(pin)
     cache.check_invariants()
 
 

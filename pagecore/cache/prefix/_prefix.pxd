@@ -145,6 +145,10 @@ cdef bint becomes_exclusive(PrefixCache prefix, Sequence sequence, int32_t lane,
 
 # evict.pxi
 
+# Append numbers of blocks by group. Cython's own conversion of a list would copy the vector, and an allocation that
+# fails there ends the process.
+cdef int read_counts(object counts, vector[int64_t]& out) except -1
+
 # Subtract from `missing` the blocks of each group that eviction can free for a step in which `writers` write to the
 # blocks inside which they were truncated; `first_blocks` as in `StepPlan`.
 cdef void subtract_evictable(

@@ -302,10 +302,17 @@ def evict_namespace(PrefixCache prefix not None, namespace):
     return prefix.num_evicted_blocks - freed
 
 
+cdef int read_counts(object counts, vector[int64_t]& out) except -1:
+    for count in counts:
+        out.push_back(<int64_t>count)
+    return 0
+
+
 def lacking(PrefixCache prefix not None, missing, list writers not None):
     """Return the blocks of each group that a step lacks after eviction; `writers` bring tokens to the step."""
-    cdef vector[int64_t] left = missing
+    cdef vector[int64_t] left
     cdef vector[int32_t] all_blocks
+    read_counts(missing, left)
     truncated = [each for each in writers if (<Sequence>each).hold.truncated_inside_block]
     subtract_evictable(prefix, left, truncated, all_blocks)
     return [max(0, count) for count in left]

@@ -89,7 +89,8 @@ cdef class Seals:
         if self.pairs[0].empty():
             return None
         # A copy: code of the caller that runs from here on may seal other blocks.
-        cdef vector[vector[BlockCopy]] pairs = self.pairs
+        cdef vector[vector[BlockCopy]] pairs
+        pairs.assign(self.pairs.begin(), self.pairs.end())
         arrays = []
         for tail in range(pairs.size()):
             arrays.append(distinct_pairs(pairs[tail]))

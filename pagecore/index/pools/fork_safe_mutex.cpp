@@ -14,6 +14,7 @@ namespace {
 // Every live mutex, in the order of addresses.
 struct Registry {
   std::mutex mutex;
+  bool is_prepared = false;
   std::set<ForkSafeMutex*, std::less<>> living;
 };
 
@@ -36,11 +37,12 @@ void unlock_all() {
 }  // namespace
 
 ForkSafeMutex::ForkSafeMutex() {
-  static const bool is_prepared = pthread_atfork(lock_all, unlock_all, unlock_all) == 0;
-  PC_EXPECTS(is_prepared, NotEnoughMemory,
-             "fork handlers cannot be registered: out of memory; free some and restart the process");
-  const std::lock_guard lock(registry().mutex);
-  registry().living.insert(this);
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  if (!all.is_prepared) all.is_prepared = pthread_atfork(lock_all, unlock_all, unlock_all) == 0;
+  PC_EXPECTS(all.is_prepared, NotEnoughMemory,
+             "fork handlers cannot be registered: out of memory; free some and retry");
+  all.living.insert(this);
 }
 
 ForkSafeMutex::~ForkSafeMutex() {

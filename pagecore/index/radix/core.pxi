@@ -375,8 +375,10 @@ cdef class RadixCore:
         self, const Query& query, const vector[Int32Pointer]& lanes, States states, const RetentionHint& hint,
         HintRanges ranges, double time
     ) noexcept:
+        cdef size_t lane
         self.offer.query = query
-        self.offer.lanes = lanes  # the number of lanes never changes: allocates nothing
+        for lane in range(lanes.size()):  # reserve_moves() made room for them
+            self.offer.lanes[lane] = lanes[lane]
         self.offer.states = states
         self.offer.hint = hint
         self.offer.ranges = ranges

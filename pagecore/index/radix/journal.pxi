@@ -117,8 +117,8 @@ cdef class RadixJournal(RadixInsertion):
         cdef ChangeLog log = ChangeLog.__new__(ChangeLog)
         log.block_size = self.block_size
         log.keys = self.root_keys
+        self._forget_roots()  # first, because it may fail; the log has the dictionary before
         self.native.take_changes(log.native)
-        self._forget_roots()
         return log
 
     def list_contents(self):

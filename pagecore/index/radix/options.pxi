@@ -3,6 +3,7 @@
 import re
 
 from libc.stdint cimport int64_t
+from libcpp.utility cimport move
 
 from pagecore.index._integers cimport as_int64
 from pagecore.index.radix._native cimport Options, Policy
@@ -61,7 +62,7 @@ cdef Options read_options(
     cdef int position = POLICIES.index(checked.partition(":")[0])
     options.policy = <Policy> position
     options.protected_share = share_of(checked, "policy")
-    return options
+    return move(options)
 
 
 cdef int read_each(object values, str name, bint takes_none, vector[int64_t]& out) except -1:

@@ -31,9 +31,45 @@ cdef object blocks_of(const vector[vector[int32_t]]& ids):
 
 cdef object states_of(const vector[vector[int32_t]]& ids):
     cdef vector[int32_t] none
-    return array_of(ids.back() if ids.size() > 0 else none)
+    return array_of(ids.back()) if ids.size() > 0 else array_of(none)
 
 
+cdef list lists_of(const vector[vector[int32_t]]& ids):
+    lists = []
+    cdef size_t lane
+    for lane in range(ids.size()):
+        lists.append(array_of(ids[lane]).tolist())
+    return lists
+
+
+cdef int read_lists(list lists, vector[vector[int32_t]]& out) except -1:
+    cdef size_t lane
+    out.resize(<size_t> len(lists))
+    for lane in range(out.size()):
+        for id in lists[lane]:
+            out[lane].push_back(<int32_t> id)
+    return 0
+
+
+# Cython's own pickling would copy vectors outside of a try block.
+def restored_insertion(num_tokens, num_old_tokens, list taken, list duplicates):
+    """Return an Inserted that was pickled."""
+    cdef Inserted inserted = Inserted.__new__(Inserted)
+    inserted.num_tokens, inserted.num_old_tokens = num_tokens, num_old_tokens
+    read_lists(taken, inserted.taken_ids)
+    read_lists(duplicates, inserted.duplicate_ids)
+    return inserted
+
+
+def restored_eviction(amount, list gone):
+    """Return an Evicted that was pickled."""
+    cdef Evicted evicted = Evicted.__new__(Evicted)
+    evicted.amount = amount
+    read_lists(gone, evicted.gone)
+    return evicted
+
+
+@cython.auto_pickle(True)
 @cython.freelist(16)
 @cython.no_gc
 cdef class Match:
@@ -106,6 +142,10 @@ cdef class Inserted:
         """Offered states that duplicate states of the tree: int32 [num_duplicates], new."""
         return states_of(self.duplicate_ids)
 
+    def __reduce__(self):
+        values = self.num_tokens, self.num_old_tokens, lists_of(self.taken_ids), lists_of(self.duplicate_ids)
+        return restored_insertion, values
+
 
 @cython.freelist(16)
 @cython.no_gc
@@ -132,3 +172,6 @@ cdef class Evicted:
     def states(self):
         """Evicted states: int32 [num_states], new."""
         return states_of(self.gone)
+
+    def __reduce__(self):
+        return restored_eviction, (self.amount, lists_of(self.gone))

@@ -146,7 +146,8 @@ cdef object page_counts(object offsets, int64_t num_pages):
 
 cdef Py_ssize_t first_wrong(object numbers) except? -2:
     """Return the index of the first number that is negative or does not fit int32; -1 if there is none."""
-    if numbers.size == 0 or 0 <= numbers.min() <= numbers.max() <= INT32_MAX:
+    # Two comparisons: if an operand of a chained one raises, Cython frees the result before it twice.
+    if numbers.size == 0 or (numbers.min() >= 0 and numbers.max() <= INT32_MAX):
         return -1
     return np.argmax((numbers < 0) | (numbers > INT32_MAX))
 
@@ -183,7 +184,7 @@ cdef object picked_rows(object table, object rows, int64_t num_sequences):
     picked = integers(rows, "rows", 1, "[num_sequences]")
     if picked.size != num_sequences:
         raise ShapeError(f"rows has {picked.size} entries and seq_lens {num_sequences}; both must have one a sequence")
-    if picked.size and not 0 <= picked.min() <= picked.max() < table.shape[0]:
+    if picked.size and (picked.min() < 0 or picked.max() >= table.shape[0]):
         wrong = int(np.argmax((picked < 0) | (picked >= table.shape[0])))
         raise InvalidSequence(f"rows[{wrong}] is {picked[wrong]}; block_table has rows 0 to {table.shape[0] - 1}")
     return picked

@@ -416,10 +416,18 @@ cpdef str set_isa(object name):
         raise UnsupportedOption(
             f"instruction set {shown(name)} is unknown; this machine has {', '.join(available_isas())}"
         )
-    choose_isa(b"" if name is None else (<str>name).encode())
+    cdef bytes encoded = b"" if name is None else (<str>name).encode()
+    cdef string chosen
+    chosen.assign(<const char*>encoded, <size_t>len(encoded))
+    choose_isa(chosen)
     return isa()
 
 
 cpdef tuple available_isas():
     """Return the names of the instruction sets that this machine and this build have, the widest first."""
-    return tuple([name.decode() for name in list_isas()])
+    cdef vector[string] found = list_isas()
+    cdef size_t i
+    names = []
+    for i in range(found.size()):
+        names.append(found[i].c_str()[:found[i].size()].decode())
+    return tuple(names)

@@ -86,7 +86,8 @@ cdef object slot_array(object slots, str name, Tensor cache):
     cdef Tensor tensor = index_tensor(slots, name, 1, "[num_slots]", NULL)
     array = np.array(tensor.numpy(), np.int64)
     num_slots = cache.shape_[0] * cache.shape_[1]
-    if array.size and not 0 <= array.min() <= array.max() < num_slots:
+    # Two comparisons: if an operand of a chained one raises, Cython frees the result before it twice.
+    if array.size and (array.min() < 0 or array.max() >= num_slots):
         wrong = int(np.argmax((array < 0) | (array >= num_slots)))
         raise InvalidBlock(f"{name}[{wrong}] is {array[wrong]}; the caches have slots 0 to {num_slots - 1}")
     return array

@@ -46,7 +46,7 @@ cdef class SlotMoves:
         cdef size_t i
         moves.place.device_type, moves.place.device_id = first.device_type, first.device_id
         moves.place.stream, moves.place.name = stream, <void*>"plane"
-        moves.arrays = self.arrays
+        moves.arrays.assign(self.arrays.begin(), self.arrays.end())
         for i in range(self.bounds.size()):
             planes.stored, planes.low, planes.high = self.bounds[i].key, self.bounds[i].low, self.bounds[i].high
             moves.bounds.push_back(planes)

@@ -107,6 +107,11 @@ cdef class Stack:
             int64 ``[n, len(capacities)]``.
         num_blocks : ndarray
             int64 ``[n]``: distinct blocks up to each request.
+
+        Raises
+        ------
+        MemoryError
+            The requests before the one that does not fit are counted.
         """
         cdef Py_ssize_t count = first.shape[0]
         cdef Py_ssize_t width = <Py_ssize_t> self.capacities.size()
@@ -120,6 +125,7 @@ cdef class Stack:
             raise ValueError("starts do not ascend within the blocks")
         hits = np.zeros((count, max(width, 1)), np.int64)
         num_blocks = np.zeros(count, np.int64)
+        results = hits[:, :width], num_blocks
         cdef int64_t[:, ::1] hits_out = hits
         cdef int64_t[::1] num_out = num_blocks
         cdef const int32_t* data = &blocks[0] if blocks.shape[0] else NULL
@@ -134,7 +140,7 @@ cdef class Stack:
                     span[int64_t](&hits_out[i, 0], <size_t> width)
                 )
                 num_out[i] = deref(self.native).num_blocks()
-        return hits[:, :width], num_blocks
+        return results
 
     def hits(self):
         """Return int64 ``[largest capacity + 1]``: hits that a cache of c blocks has and one of c - 1 has not."""

@@ -12,6 +12,7 @@
 // I1: a cache for C blocks that has ever been full holds C blocks if C <= full_until_, otherwise C - 1.
 // I2: owners_[s] is the block that was last used at slot s, or kNone; the tree over the slots counts the live ones.
 // Sampling (SHARDS; Waldspurger et al., FAST'15): if only a share of the blocks is followed, depths are divided by it.
+// A call of add() that has no memory changes no count, but may leave more room.
 // Cost: O(log n) a block, O(1) for one that follows its predecessor of the last use; 13 bytes a block. Threads: one
 // writer.
 #pragma once
@@ -36,6 +37,11 @@ struct PrefixRequest {
 // Set of live slots that counts those up to a slot: a bitmap, and a binary indexed tree over its words (Fenwick, 1994).
 class LiveSlots {
  public:
+  // Makes room for reset(), which allocates nothing then.
+  void reserve(size_t size) {
+    words_.reserve(size / 64 + 1);
+    counts_.reserve(size / 64 + 2);
+  }
   // Empties the set and makes room for `size` slots, of which the first `live` are live.
   void reset(size_t size, size_t live) {
     words_.assign(size / 64 + 1, 0);
@@ -76,24 +82,33 @@ class StackDistances {
   void add(const PrefixRequest& request, std::span<const int64_t> capacities, std::span<int64_t> hits) {
     std::fill(hits.begin(), hits.end(), 0);
     const auto count = static_cast<int64_t>(request.blocks.size());
+    make_room(request);
     if (next_ + count > std::ssize(owners_)) compact(count);
     path_.clear();
+    enough_.clear();
+    int64_t num_new = 0, num_lookups = 0, most = 0;
     int64_t depth = kNever, below = kNone;  // of the block before, and the slot under it
     for (int64_t i = 0; i < count; ++i) {
       const int32_t block = request.blocks[static_cast<size_t>(i)];
       if (block < 0) continue;
-      if (block >= std::ssize(slots_)) slots_.resize(static_cast<size_t>(block) + 1, kNone);
       path_.push_back(block);
       const int64_t slot = slots_[static_cast<size_t>(block)];
       const bool is_new = slot == kNone;
-      num_blocks_ += is_new ? 1 : 0;
+      num_new += is_new ? 1 : 0;
       // Blocks of one request lie next to each other until another request uses some of them.
       depth = is_new ? kNever : slot == below ? depth + 1 : live_count_ - live_.count_until(slot);
       below = is_new ? kNone : slot - 1;
       if (i < request.first || i >= request.reusable) continue;
-      ++num_lookups_;
-      if (depth != kNever) count_hit(depth, capacities, hits);
+      ++num_lookups;
+      if (depth == kNever) continue;
+      enough_.push_back(enough_for(depth));
+      most = std::max(most, enough_.back());
     }
+    if (most >= std::ssize(hits_)) hits_.resize(static_cast<size_t>(most + most / 2) + 1);
+    // Nothing fails from here on.
+    num_blocks_ += num_new;
+    num_lookups_ += num_lookups;
+    for (const int64_t enough : enough_) count_hit(enough, capacities, hits);
     remove_path();
     push_path();
     if (request.has_partial) {
@@ -112,10 +127,19 @@ class StackDistances {
   static constexpr int64_t kNever = -1;
   static constexpr int32_t kNone = -2;
 
-  void count_hit(int64_t depth, std::span<const int64_t> capacities, std::span<int64_t> hits) {
-    int64_t enough = depth + (depth + 1 <= full_until_ ? 1 : 2);
-    if (rate_ < 1) enough = std::llround(static_cast<double>(depth) / rate_) + 2;
-    if (enough >= std::ssize(hits_)) hits_.resize(static_cast<size_t>(enough + enough / 2) + 1);
+  void make_room(const PrefixRequest& request) {
+    path_.reserve(request.blocks.size());
+    enough_.reserve(request.blocks.size());
+    int32_t last = -1;
+    for (const int32_t block : request.blocks) last = std::max(last, block);
+    if (last >= std::ssize(slots_)) slots_.resize(static_cast<size_t>(last) + 1, kNone);
+  }
+  // The smallest capacity that holds a block at a depth.
+  [[nodiscard]] int64_t enough_for(int64_t depth) const {
+    if (rate_ < 1) return std::llround(static_cast<double>(depth) / rate_) + 2;
+    return depth + (depth + 1 <= full_until_ ? 1 : 2);
+  }
+  void count_hit(int64_t enough, std::span<const int64_t> capacities, std::span<int64_t> hits) {
     ++hits_[static_cast<size_t>(enough)];
     for (size_t i = capacities.size(); i-- > 0 && capacities[i] >= enough;) ++hits[i];
   }
@@ -153,6 +177,9 @@ class StackDistances {
 
   // Moves the live slots together, and makes room for `count` more and for one use of each live block.
   void compact(int64_t count) {
+    const auto size = static_cast<size_t>(2 * live_count_ + count + 1024);
+    owners_.reserve(size);
+    live_.reserve(size);
     int64_t used = 0;
     for (int64_t slot = 0; slot < next_; ++slot) {
       const int32_t block = owners_[static_cast<size_t>(slot)];
@@ -160,7 +187,7 @@ class StackDistances {
       owners_[static_cast<size_t>(used)] = block;
       slots_[static_cast<size_t>(block)] = static_cast<int32_t>(used++);
     }
-    resize(static_cast<size_t>(2 * used + count + 1024), used);
+    resize(size, used);
   }
   void resize(size_t size, int64_t used) {
     owners_.resize(size);
@@ -180,6 +207,7 @@ class StackDistances {
   LiveSlots live_;
   std::vector<int64_t> hits_;
   std::vector<int32_t> path_;
+  std::vector<int64_t> enough_;  // of each hit of a request: the smallest capacity that has it
 };
 
 }  // namespace pagecore::whatif

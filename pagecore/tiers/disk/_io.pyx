@@ -32,10 +32,11 @@ cdef extern from "pagecore/tiers/disk/io_queue.hpp" namespace "pagecore::tiers" 
     cdef cppclass NativeIoQueue "pagecore::tiers::IoQueue":
         NativeIoQueue(int64_t, const FileOps&) except +raise_python_error
         void submit(unique_ptr[Job]) except +raise_python_error
-        void cancel(uint64_t) except +raise_python_error
+        void cancel(uint64_t)
         vector[unique_ptr[Job]] poll() except +raise_python_error
+        void put_back(vector[unique_ptr[Job]]&)
         cbool drain(double) except +raise_python_error
-        void close() except +raise_python_error
+        void close()
         void signal()
         int fileno()
         int64_t num_pending() except +raise_python_error
@@ -325,9 +326,13 @@ Native threads that load and store payloads; loads go first.
         with nogil:
             ended = self.native.get().poll()
         found = []
-        for i in range(ended.size()):
-            errors = [ended[i].get().transfers[j].error for j in range(ended[i].get().transfers.size())]
-            found.append((ended[i].get().ticket, errors))
+        try:
+            for i in range(ended.size()):
+                errors = [ended[i].get().transfers[j].error for j in range(ended[i].get().transfers.size())]
+                found.append((ended[i].get().ticket, errors))
+        except BaseException:
+            self.native.get().put_back(ended)  # the next call returns them
+            raise
         return found
 
     def cancel(self, uint64_t ticket):

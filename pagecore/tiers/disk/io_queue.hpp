@@ -4,9 +4,10 @@
 // stores that wait. A job ends once, after all of its transfers have ended: the thread that ends the last one calls
 // finish(), puts the job into the list that poll() returns, and signals the eventfd.
 //
-// I1: a job is in exactly one place: submitted (jobs_) or ended (ended_), until poll() returns it.
+// I1: a job is in exactly one place: submitted (jobs) or ended, until poll() returns it.
 // I2: job.left counts its transfers that are waiting or running; waiting ones are [next, size) of a queued job.
 // I3: the memory of a transfer is touched only while its job is submitted.
+// Only the constructor, submit() and poll() allocate, before they change anything: lists of jobs are links in the jobs.
 // States of a transfer: waiting -> running -> ended with 0 or an errno; waiting -> ECANCELED (cancel, close).
 //
 // Payloads are read and written in units of kUnit bytes for O_DIRECT: what remains of the last unit passes through a
@@ -18,7 +19,6 @@
 
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -66,6 +66,7 @@ class Job {
   friend class IoQueue;
   size_t next = 0;
   size_t left = 0;
+  Job* following = nullptr;  // in the list of the queue that has the job
 };
 
 class IoQueue {
@@ -80,14 +81,16 @@ class IoQueue {
   // Takes the job; throws UnsupportedOption after close(), in a child of fork(), and for a ticket that is pending.
   void submit(std::unique_ptr<Job> job);
   // Ends the transfers of a job that have not started with ECANCELED; unknown tickets are ignored.
-  void cancel(Ticket ticket);
+  void cancel(Ticket ticket) noexcept;
   // Returns the jobs that ended since the last call, in the order of their ends.
   [[nodiscard]] std::vector<std::unique_ptr<Job>> poll();
+  // Takes back jobs of a poll() whose caller has no memory for the results: the next poll() returns them first.
+  void put_back(std::vector<std::unique_ptr<Job>>& jobs) noexcept;
   // Waits until nothing is pending; false if `seconds` pass first. Negative seconds: no limit.
   [[nodiscard]] bool drain(double seconds);
   // Cancels all jobs, waits for running transfers, ends the threads and closes the eventfd. poll() still returns the
   // last jobs.
-  void close();
+  void close() noexcept;
   // Makes the eventfd readable until the next poll().
   void signal() noexcept;
   [[nodiscard]] int fileno() const noexcept;
@@ -97,11 +100,12 @@ class IoQueue {
   void check_invariants() const;
 
  private:
+  class JobList;
   struct State;
 
-  static void work(State& state);
-  static void end(State& state, std::unique_lock<std::mutex>& lock, Job& job);
-  static void cancel_waiting(State& state, Job& job);
+  static void work(State& state, char* rest) noexcept;
+  static void end(State& state, std::unique_lock<std::mutex>& lock, Job& job) noexcept;
+  static void cancel_waiting(State& state, Job& job) noexcept;
 
   std::unique_ptr<State> state_;
 };

@@ -54,7 +54,7 @@ class CacheObserver:
 
     def adding(self, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> None:
         """Promote what the host has of a prefix; a failed copy leaves its tokens to be computed."""
-        array = np.asarray(ids)
+        array = np.asarray(ids, np.int32)
         before = self.host.num_promoted_tokens
         with suppress(PagecoreError):  # counted by the host tier
             now = self.host.promote_ids(array, options, most, self.min_tokens)

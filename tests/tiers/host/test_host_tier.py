@@ -6,6 +6,7 @@ import pytest
 from pagecore import AttentionSpec, CrossSpec, NotEnoughMemory, PagedKVCache, ShapeError, StateSpec, UnsupportedOption
 from pagecore.cache import SwapSpace
 from pagecore.errors import DeviceError, DoubleFree, InvalidBlock, InvalidSequence
+from pagecore.tiers.host.operations import _operations
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.manager.tiers import Tiers
@@ -259,6 +260,19 @@ def test_a_failed_copy_is_counted_and_costs_only_hits(monkeypatch):
     assert serve(cache, range(16)) == 12
     tiers.check_invariants()
     tiers.close()
+
+
+def test_a_copy_that_fails_after_the_call_is_made_again():
+    cache = PagedKVCache(SPEC, num_blocks=9, block_size=4)
+    tier = HostTier(cache, num_blocks=40, huge_pages=False)
+    sequence = cache.add_sequence(range(16))
+    cache.commit(cache.prepare([sequence], 16))
+    running = _operations.back_up(cache._parts.state, tier._index, sequence, 16, lambda _: True)
+    assert (running.num_blocks, tier.backup(sequence)) == (4, 0)
+    running.give_up()
+    assert tier.match(range(16)) == 0
+    assert (tier.backup(sequence), tier.match(range(17))) == (4, 16)
+    tier.check_invariants()
 
 
 def test_second_hits_are_copied_from_the_second_prompt_on():

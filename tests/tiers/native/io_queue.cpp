@@ -242,7 +242,11 @@ PC_TEST(invalid_jobs_and_queues_are_refused) {
   queue.submit(job(memory.data()));
   PC_CHECK(queue.drain(-1), "drain");
   queue.check_invariants();
-  PC_CHECK(queue.poll().size() == 1, "one job");
+  std::vector<std::unique_ptr<Job>> ended = queue.poll();
+  PC_CHECK(ended.size() == 1, "one job");
+  queue.put_back(ended);
+  queue.check_invariants();
+  PC_CHECK(ended.empty() && queue.poll().size() == 1, "the job that was put back");
   PC_REFUSES(ShapeError, SlabTable(3, kMemoryOps, {}, 0, kBytes, 0, 4096));
   PC_REFUSES(ShapeError, SlabTable(3, kMemoryOps, {}, 1, kBytes, 100, 4096));
 }

@@ -4,7 +4,7 @@ from pagecore.cache.prefix._prefix cimport PrefixCache
 from pagecore.cache.sequences._sequences cimport PrefixHold, Sequence
 from pagecore.cache.state._state cimport CacheState, StoredBlocks
 from pagecore.index.pools._block_pool cimport BlockPool
-from pagecore.index.radix._native cimport HintRange, HintRanges, Mark, NativeMatch, Query, RetentionHint
+from pagecore.index.radix._native cimport HintRange, HintRanges, Mark, NativeMatch, NativeReceipt, Query, RetentionHint
 from pagecore.index.radix._radix cimport RadixTree, Receipt
 from pagecore.native.std cimport vector
 
@@ -26,13 +26,15 @@ cdef class HostIndex:
     cdef readonly int64_t block_size
     cdef public object tail             # SpilledTail of a path that is still on the device; None for none
     cdef readonly object leases         # WeakSet of the Leases that hold blocks
-    cdef readonly list lost             # receipts of holds that were collected without a release
+    cdef vector[NativeReceipt] lost     # receipts of holds that were collected without a release
     cdef readonly int64_t num_evicted_blocks
     cdef readonly int64_t num_evicted_states
     cdef readonly int64_t num_cut       # backups for which there was not enough room
 
     # The pool of a group, or of the states for num_lanes.
     cdef BlockPool pool(self, size_t group)
+    # Before a hold is made: room for the receipts of all holds, because a destructor cannot fail.
+    cdef int reserve_lost(self) except -1
     # First call of every operation: releases lost receipts, and forgets empty namespaces.
     cdef int sweep(self) except -1
     # Returns True if eviction can make `needed` blocks of each group free, states last.
@@ -112,6 +114,7 @@ cdef class Backup:
     cdef HostIndex host
     cdef PrefixKey key
     cdef readonly object options
+    cdef PrefixHold hold                        # of the sequence; None for the copy of an evicted path
     cdef RetentionHint hint
     cdef vector[HintRange] ranges               # values by block, in place of `hint`; empty for none
     cdef EntryLease lease
@@ -145,6 +148,8 @@ cdef class Backup:
     cdef int pin_sources(self, Sequence sequence) except -1
     # Publishes the copied blocks in the host's tree, and releases what the backup holds.
     cdef int settle(self) except -1
+    # Lets the next backup of the sequence copy the blocks again: nothing was published.
+    cdef void forget(self) noexcept
     cdef void release(self) noexcept
 
 
@@ -225,7 +230,7 @@ cdef class SpilledTail:
     cdef int cut(self, int64_t end) except -1
     cdef int cut_last(self, int64_t end) except -1
     # Makes room for what the host lacks before the tail; returns False if nothing of the tail is left then.
-    cdef bint fit_beginning(self, vector[int64_t] counts) except -1
+    cdef bint fit_beginning(self, const vector[int64_t]& counts) except -1
     # Plans the copy of what the host lacks before the tail; returns False if nothing connects the two.
     cdef bint fill(self, Backup one) except -1
     cdef int64_t read_device(self, vector[vector[int32_t]]& lanes) except -1

@@ -97,6 +97,7 @@ cdef class Backup:
         elif self.host.is_exclusive:
             self.hint.rank = -1  # the device has it: the host gives it up first
         self.options = hold.options
+        self.hold = hold
         self.key = own_key(self.state, sequence, published)
         self.path = Path()
         self.path.pin(self.host.tree, self.key.key, self.key.query(published), published)
@@ -249,9 +250,16 @@ cdef class Backup:
                 self.host, self.key.key, self.key.query(self.end), self.lanes, self.end, self.state_blocks,
                 self.state_slot, self.hint, HintRanges(self.ranges.data(), self.ranges.size()), self.state.prefix.now,
             )
+        except BaseException:
+            self.forget()
+            raise
         finally:
             self.release()
         return 0
+
+    cdef void forget(self) noexcept:
+        if self.hold is not None:
+            self.hold.backed_up = self.hold.backed_up_state = 0
 
     cdef void release(self) noexcept:
         cdef RetentionHint no_hint
@@ -289,6 +297,7 @@ cdef class Backup:
     def give_up(self):
         """Release what the backup holds; nothing is published."""
         _guard = Held(self.state.lock)
+        self.forget()
         self.release()
 
 
@@ -329,7 +338,7 @@ def back_up(CacheState state not None, HostIndex host not None, sequence, int64_
         if copy(one):
             return one
     except BaseException:
-        source.hold.backed_up = source.hold.backed_up_state = 0
+        one.forget()
         one.release()
         raise
     one.settle()

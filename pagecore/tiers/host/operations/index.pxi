@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t
 
-from pagecore.cache.prefix._prefix cimport PrefixCache
+from pagecore.cache.prefix._prefix cimport PrefixCache, read_counts
 from pagecore.index.pools._block_pool cimport BlockPool
 from pagecore.index.radix._native cimport NativeMatch, RetentionHint
 from pagecore.index.radix._radix cimport Prefix, RadixTree, Receipt, key_of, read_prefix
@@ -44,13 +44,12 @@ cdef class HostIndex:
         )
         self.uses_hints = policy in ("priority", "rank")
         self.min_priority = 0
-        self.groups = prefix.groups
-        self.components = prefix.components
+        self.groups.assign(prefix.groups.begin(), prefix.groups.end())
+        self.components.assign(prefix.components.begin(), prefix.components.end())
         self.num_full = prefix.num_full
         self.num_lanes = prefix.num_lanes
         self.block_size = like.block_size
         self.leases = weakref.WeakSet()
-        self.lost = []
         for lane in range(self.num_lanes):
             self.tree.native.reserve_ids(lane, self.pool(self.groups[lane]).num_blocks)
         self.tree.reserve_moves(1)
@@ -60,9 +59,14 @@ cdef class HostIndex:
 
     cdef int sweep(self) except -1:
         cdef RetentionHint no_hint
-        while self.lost:
-            (<Receipt>self.lost.pop()).drop(no_hint)
+        while not self.lost.empty():
+            self.tree.native.unlock(self.lost.back(), self.tree.every_component, no_hint)
+            self.lost.pop_back()
         self.tree._forget_dead()
+        return 0
+
+    cdef int reserve_lost(self) except -1:
+        self.lost.reserve(self.lost.size() + <size_t>len(self.leases) + 1)
         return 0
 
     cdef bint can_make_room(self, const vector[int64_t]& needed) noexcept:
@@ -126,7 +130,8 @@ cdef class HostIndex:
 
     def free(self, counts):
         """Evict until `counts` blocks of each group are free, states last; return False if they cannot be."""
-        cdef vector[int64_t] needed = counts
+        cdef vector[int64_t] needed
+        read_counts(counts, needed)
         self.sweep()
         cdef bint is_enough = self.can_make_room(needed) and self.make_room(needed)
         return is_enough

@@ -3,6 +3,7 @@
 from libc.math cimport NAN
 from libc.stdint cimport int32_t, int64_t
 
+from pagecore.cache.prefix._prefix cimport read_counts
 from pagecore.cache.state._state cimport CacheState, Held, StoredBlocks
 from pagecore.index.radix._native cimport HintRanges, Int32s, Marks, NativeMatch, Query, ReceiptPointer, RetentionHint
 from pagecore.index.radix._radix cimport Prefix, Receipt, key_of, read_marks, read_prefix
@@ -71,7 +72,8 @@ cdef class EntryHold(EntryLease):
     def __del__(self):
         # The blocks go back to their pools without the lock; a receipt waits for the next call that has it.
         if self.receipt is not None:
-            self.index.lost.append(self.receipt)
+            self.index.lost.push_back(self.receipt.native)  # reserved
+            self.receipt.native.components = 0
             self.receipt = None
 
     def __cinit__(self):
@@ -138,7 +140,8 @@ cdef EntryLease take_lease(HostIndex index, const vector[int64_t]& counts):
 
 def reserve(CacheState state not None, HostIndex index not None, counts):
     """Return a lease of `counts` blocks of each lane; evict for them, and return None if too much is pinned."""
-    cdef vector[int64_t] needed = counts
+    cdef vector[int64_t] needed
+    read_counts(counts, needed)
     if needed.size() != <size_t>len(index.pools) or min(counts) < 0:
         raise ShapeError(f"counts are {list(counts)!r}; give {len(index.pools)} numbers, one for each lane")
     _guard = Held(state.lock)
@@ -229,7 +232,7 @@ def hold(CacheState state not None, HostIndex index not None, ids, options, int6
     try:
         like.resize(<size_t>len(index.pools))
         for lane in range(index.num_lanes):
-            like[index.groups[lane]] = path.ids[lane]
+            like[index.groups[lane]].assign(path.ids[lane].begin(), path.ids[lane].end())
         if index.has_states:
             query.space = space_of(index.tree, prefix.key)
             found = index.tree.native.match(query, limit)
@@ -237,6 +240,7 @@ def hold(CacheState state not None, HostIndex index not None, ids, options, int6
                 like[index.num_lanes].push_back(found.state)
                 held.state_tokens = found.blocks * index.block_size
         held.stored.reserve(like)
+        index.reserve_lost()
         index.leases.add(held)
     except BaseException:
         path.release()

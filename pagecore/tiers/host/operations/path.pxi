@@ -33,7 +33,12 @@ cdef class Path:
         receipt.native = tree.native.reserved_lock_full(found)
         self.receipt = receipt
         self.num_blocks = found.full_blocks
-        return self.read()
+        try:
+            self.read()
+        except BaseException:
+            self.release()
+            raise
+        return 0
 
     cdef int read(self) except -1:
         cdef size_t lane

@@ -84,6 +84,7 @@ cdef class Promotion:
             like[self.host.num_lanes].push_back(found.state)
         self.state_slot = found.state
         held.stored.reserve(like)
+        self.host.reserve_lost()
         self.host.leases.add(held)
         held.stored.share()
         held.receipt = receipt
@@ -217,7 +218,7 @@ cdef class Promotion:
         lanes.resize(<size_t>self.prefix.num_lanes)
         for lane in range(self.prefix.num_lanes):
             group = self.prefix.groups[lane]
-            lanes[lane] = self.device.ids[lane]
+            lanes[lane].assign(self.device.ids[lane].begin(), self.device.ids[lane].end())
             lanes[lane].resize(<size_t>num_blocks)
             for i in range(self.places[lane].size()):
                 if lanes[lane][self.places[lane][i]] == 0:

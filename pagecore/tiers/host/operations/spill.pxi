@@ -8,7 +8,7 @@ still has of the path.
 
 from libc.stdint cimport int32_t, int64_t
 
-from pagecore.cache.prefix._prefix cimport PrefixCache, evict, evict_states
+from pagecore.cache.prefix._prefix cimport PrefixCache, evict, evict_states, read_counts
 from pagecore.cache.state._state cimport CacheState, Held
 from pagecore.index.radix._native cimport Mark
 from pagecore.index.radix._radix cimport array_of, key_of
@@ -31,10 +31,10 @@ def save_victims(CacheState state not None, HostIndex host not None, missing, co
         ``done(backup)`` is called for each Backup that was published at once.
     """
     cdef PrefixCache prefix = state.prefix
-    cdef vector[int64_t] left = missing
-    cdef vector[int64_t] freed
+    cdef vector[int64_t] left, freed
     cdef int64_t wanted = 0, evicted = 0
     cdef int32_t group, free_slots = 0
+    read_counts(missing, left)
     _guard = Held(state.lock)
     host.sweep()
     if prefix.states is not None:

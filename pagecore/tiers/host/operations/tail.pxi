@@ -182,19 +182,20 @@ cdef class SpilledTail:
         self.end = end
         return 0
 
-    cdef bint fit_beginning(self, vector[int64_t] counts) except -1:
+    cdef bint fit_beginning(self, const vector[int64_t]& counts) except -1:
         """Make room for what the host lacks before the tail, at the cost of its end; return False if nothing is left.
 
         The tail drops nothing for the blocks of windows, which the beginning may lack.
         """
+        cdef vector[int64_t] needed = counts
         cdef int32_t group
         for group in range(self.host.num_lanes):
             if self.host.components[group] > 0:
-                counts[group] = 0
-        while not self.host.make_room(counts):
+                needed[group] = 0
+        while not self.host.make_room(needed):
             if not self.parts:
                 return False
-            self.shorten(counts)
+            self.shorten(needed)
         return len(self.parts) > 0
 
     cdef bint fill(self, Backup one) except -1:
@@ -273,7 +274,7 @@ cdef SpilledTail new_tail(
     tail.key = PrefixKey.__new__(PrefixKey)
     tail.key.key = key
     tail.key.ids = array_of(tokens)
-    tail.key.marks = marks
+    tail.key.marks.assign(marks.begin(), marks.end())
     tail.key.num_blocks = tail.start = tail.end = <int64_t>tokens.size() // host.block_size
     tail.lanes.resize(<size_t>state.prefix.num_lanes)
     for lane in range(state.prefix.num_lanes):

@@ -1,0 +1,73 @@
+"""Operators and their plans for tests in which memory runs out: a call that fails writes nothing."""
+
+import numpy as np
+
+from pagecore import (
+    available_isas,
+    copy_blocks,
+    gather_blocks,
+    merge_attention,
+    move_slots,
+    paged_attention,
+    plan_attention,
+    select_topk,
+    set_isa,
+    write_kv,
+)
+from tests.failing_calls import Case
+
+HEADS = {"num_query_heads": 4, "num_kv_heads": 2}
+
+
+class Arrays:
+    """Caches of a batch, and arrays that calls write to."""
+
+    def __init__(self):
+        random = np.random.default_rng(3)
+        self.query = random.standard_normal((300, 4, 64)).astype(np.float32)
+        self.caches = [random.standard_normal((40, 16, 2, 64)).astype(np.float32) for _ in range(2)]
+        self.table = random.permutation(40)[:36].reshape(3, 12).astype(np.int32)
+        self.starts, self.lens = np.array([0, 120, 200, 300], np.int32), np.array([150, 90, 170], np.int32)
+        self.plan = plan_attention(self.starts, self.lens, **HEADS)
+        self.out, self.lse = np.full_like(self.query, 7), np.full((300, 4), 7, np.float32)
+        self.slots = random.permutation(640)[:300]
+        self.pairs = np.stack([np.arange(20), np.arange(20, 40)], 1)
+
+    def attend(self, plan=None):
+        paged_attention(
+            self.query,
+            *self.caches,
+            self.table,
+            self.lens,
+            cu_query_lens=self.starts,
+            plan=plan,
+            out=self.out,
+            return_lse=True,
+        )
+
+    def signature(self):
+        plan = self.plan
+        items = (plan.num_sequences, plan.num_partial_rows, plan.window, bytes(np.ascontiguousarray(plan.items)))
+        return items, [array.tobytes() for array in (*self.caches, self.out, self.lse)]
+
+
+ARRAY_CALLS = {
+    "plan_attention": lambda state: plan_attention(state.starts, state.lens, window=40, **HEADS),
+    "plan_attention into a plan": lambda state: plan_attention(
+        state.starts[:3], state.lens[:2] + 300, window=(40, 0), out=state.plan, **HEADS
+    ),
+    "paged_attention": lambda state: state.attend(),
+    "paged_attention with a plan": lambda state: state.attend(state.plan),
+    "write_kv": lambda state: write_kv(state.query[:, :2], state.query[:, 2:], *state.caches, state.slots),
+    "copy_blocks": lambda state: copy_blocks(state.caches, state.pairs),
+    "move_slots": lambda state: move_slots(state.caches, state.slots[:100], state.slots[100:200]),
+    "gather_blocks": lambda state: gather_blocks(state.caches[0], state.table, state.lens),
+    "merge_attention": lambda state: merge_attention(
+        state.query, state.lse, state.query, state.lse, out=state.out, lse=state.lse
+    ),
+    "select_topk": lambda state: select_topk(state.query[:, 0], 20),
+    "set_isa": lambda state: set_isa(available_isas()[0]),
+}
+# These make arrays for their results after the work is done.
+RETURNS = ("paged_attention", "paged_attention with a plan")
+CASES = {name: Case(Arrays, call, may_be_done=name in RETURNS) for name, call in ARRAY_CALLS.items()}
