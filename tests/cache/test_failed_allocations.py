@@ -13,7 +13,7 @@ from tests.faults import HUNG, PythonAllocations, Run, is_full, with_failing_mal
 
 pytestmark = pytest.mark.slow
 
-POINTS = 1_000_000 if is_full() else 3
+POINTS = 1_000_000 if is_full() else 9
 # If the process crashes within a call, a new one starts after that point; after several crashes, at the next operation.
 MOST_CRASHES = 20 if is_full() else 1
 

@@ -52,7 +52,7 @@ cdef int read_lists(list lists, vector[vector[int32_t]]& out) except -1:
 
 
 # Cython's own pickling would copy vectors outside of a try block.
-def restored_insertion(num_tokens, num_old_tokens, list taken, list duplicates):
+def _restored_insertion(num_tokens, num_old_tokens, list taken, list duplicates):
     """Return an Inserted that was pickled."""
     cdef Inserted inserted = Inserted.__new__(Inserted)
     inserted.num_tokens, inserted.num_old_tokens = num_tokens, num_old_tokens
@@ -61,7 +61,7 @@ def restored_insertion(num_tokens, num_old_tokens, list taken, list duplicates):
     return inserted
 
 
-def restored_eviction(amount, list gone):
+def _restored_eviction(amount, list gone):
     """Return an Evicted that was pickled."""
     cdef Evicted evicted = Evicted.__new__(Evicted)
     evicted.amount = amount
@@ -144,7 +144,7 @@ cdef class Inserted:
 
     def __reduce__(self):
         values = self.num_tokens, self.num_old_tokens, lists_of(self.taken_ids), lists_of(self.duplicate_ids)
-        return restored_insertion, values
+        return _restored_insertion, values
 
 
 @cython.freelist(16)
@@ -174,4 +174,4 @@ cdef class Evicted:
         return states_of(self.gone)
 
     def __reduce__(self):
-        return restored_eviction, (self.amount, lists_of(self.gone))
+        return _restored_eviction, (self.amount, lists_of(self.gone))

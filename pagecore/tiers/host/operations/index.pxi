@@ -5,7 +5,7 @@ from libc.stdint cimport int32_t, int64_t
 from pagecore.cache.prefix._prefix cimport PrefixCache, read_counts
 from pagecore.index.pools._block_pool cimport BlockPool
 from pagecore.index.radix._native cimport NativeMatch, RetentionHint
-from pagecore.index.radix._radix cimport Prefix, RadixTree, Receipt, key_of, read_prefix
+from pagecore.index.radix._radix cimport Prefix, RadixTree, key_of, read_prefix
 from pagecore.native.std cimport vector
 
 import weakref
