@@ -1,9 +1,9 @@
-"""Calls in an x86-64 extension module at which a C++ exception would end the process.
+"""Calls in an x86-64 extension module at which a std::bad_alloc would end the process.
 
 Cython puts a try block around a call only if the function is declared `except +`. An exception at any other call finds
 no handler, and the process ends. `uncaught` disassembles an extension and looks up each call of a function that may
 fail to allocate in the tables of the unwinder: those of the Itanium C++ ABI, as `.eh_frame` and `.gcc_except_table`
-store them.
+store them. Calls through a pointer, and so those of virtual functions, are not seen.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ THROWS_NOT = re.compile(
 # Functions that Cython generates; template instances over its types are not.
 GENERATED = re.compile(r"_ZL?\d+__[pP]yx|__[pP]yx|PyInit")
 FUNCTION_OR_CALL = re.compile(
-    r"^[0-9a-f]+ <(\S+)>:|^ +([0-9a-f]+):\t(call|j\w+) +[0-9a-f]+ <([^>+]+)(?:\+0x[0-9a-f]+)?>", re.MULTILINE
+    r"^[0-9a-f]+ <(\S+)>:|^ +([0-9a-f]+):\t(call|j\w+?)q? +[0-9a-f]+ <([^>+]+)(?:\+0x[0-9a-f]+)?>", re.MULTILINE
 )
 # Of DWARF's encodings of pointers.
 OMITTED, RELATIVE, FORMAT = 0xFF, 0x10, 0x0F
@@ -208,7 +208,7 @@ def uncaught(path: Path) -> list[str]:
 
 
 def raises_our_error(function: str) -> bool:
-    """Return True for the function that throws a pagecore::Error: its callers check arguments, and allocate nothing."""
+    """Return True for the function that throws a pagecore::Error; what may throw one is declared `except +`."""
     return "pagecore4fail" in function
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.capabilities import missing
-from tests.exceptions import require_objdump, uncaught
+from tests.exceptions import calls_of, require_objdump, uncaught
 
 PAGECORE = Path(__file__).parent.parent / "pagecore"
 # Calls that find their memory reserved, in functions that cannot fail: part of the caller's name, and of the callee's.
@@ -15,10 +15,11 @@ def is_reserved(call):
     return any(one in caller and other in callee for one, other in RESERVED)
 
 
-def test_generated_code_catches_every_exception():
+def test_direct_calls_of_generated_code_catch_failed_allocations():
     require_objdump()
     modules = sorted(PAGECORE.rglob("_*.so"))
     if not modules:
         missing("extensions", "build them in place: make build")
+    assert any(call.callee == "_Znwm" for path in modules for call in calls_of(path)), "no call of operator new is seen"
     found = [f"{path.name}: {call}" for path in modules for call in uncaught(path) if not is_reserved(call)]
     assert not found, "\n".join(found)

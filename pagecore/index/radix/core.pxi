@@ -326,9 +326,11 @@ cdef class RadixCore:
         return receipt
 
     cdef int reserve_moves(self, int64_t num_moves) except -1:
+        cdef vector[vector[int32_t]] gone
         if self.gone_raw.size() == 0:
-            self.native.reserve_evicted(self.gone_raw)
             self.offer.lanes.resize(self.num_lanes)
+            self.native.reserve_evicted(gone)
+            self.gone_raw.swap(gone)  # last, because it says that all is reserved
         self.native.reserve(num_moves * self.native.nodes_to_move())
         return 0
 

@@ -323,9 +323,9 @@ Native threads that load and store payloads; loads go first.
         """
         cdef vector[unique_ptr[Job]] ended
         cdef size_t i, j
+        cdef list found = []  # before the queue gives its batches away
         with nogil:
             ended = self.native.get().poll()
-        found = []
         try:
             for i in range(ended.size()):
                 errors = [ended[i].get().transfers[j].error for j in range(ended[i].get().transfers.size())]

@@ -319,7 +319,10 @@ class DiskStore:
             self._queue.cancel(ticket)
 
     def poll(self) -> list[Done]:
-        """Return the batches that ended since the last call, in the order of their ends; never raises."""
+        """Return the batches that ended since the last call, in the order of their ends.
+
+        Raises nothing but MemoryError of Python's own objects, after which batches that ended may stay pending.
+        """
         if self._is_foreign():
             return []
         with self._lock:

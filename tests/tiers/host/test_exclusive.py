@@ -8,6 +8,7 @@ import pytest
 from pagecore import AttentionSpec, PagedKVCache
 from pagecore.cache import SwapSpace
 from pagecore.errors import DeviceError
+from pagecore.tiers.host.operations._operations import save_victims
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.manager.tiers import Tiers
@@ -173,6 +174,30 @@ def test_a_failed_copy_of_an_end_that_waits_costs_only_hits(monkeypatch):
     assert serve(cache, range(32)) == 20
     tiers.check_invariants()
     tiers.close()
+
+
+def test_a_spill_whose_copy_raises_keeps_none_of_the_blocks_that_it_took():
+    cache = PagedKVCache([AttentionSpec(1, 8), AttentionSpec(1, 8, window=64)], num_blocks=40, block_size=4)
+    host = HostTier(cache, num_blocks=60)
+    host.is_exclusive = True
+    index, state = host._index, cache._parts.state
+    serve(cache, range(33))
+
+    def spill(missing, copy=lambda one: False):
+        return save_victims(state, index, missing, copy, lambda one: None)
+
+    def fail(one):
+        raise MemoryError
+
+    assert spill([2, 0]) == 2
+    with pytest.raises(MemoryError):
+        spill([2, 0], fail)
+    index.min_priority, least = 1000, index.min_priority
+    assert spill([0, 6]) == 6  # the device gives up blocks of windows, one of which was to be copied, unsaved
+    index.min_priority = least
+    assert [spill([2, 0]) for _ in range(4)] == [2, 2, 2, 0]
+    host.publish_spilled()
+    host.check_invariants()
 
 
 def test_a_failed_copy_of_a_spill_fails_its_promotion_once(monkeypatch):

@@ -219,10 +219,10 @@ cdef class SpilledTail:
     # Copies the blocks [begin, start); returns False if the host has no room. Later parts are dropped for them.
     cdef bint extend(self, int64_t begin, vector[vector[int32_t]]& device, copy) except -1
     cdef int count(self, int64_t begin, vector[vector[int32_t]]& device, vector[int64_t]& counts) except -1
-    cdef object list_copies(
+    cdef object list_copies(self, EntryLease lease, int32_t group, int64_t begin, const vector[int32_t]& device)
+    cdef void take_blocks(
         self, EntryLease lease, int32_t lane, int32_t group, int64_t begin, const vector[int32_t]& device
-    )
-    # Drops the last part of the path.
+    ) noexcept
     cdef int drop_last(self) except -1
     # Drops blocks at the end of the path, so that `counts` of each group come nearer to being free.
     cdef int shorten(self, vector[int64_t]& counts) except -1

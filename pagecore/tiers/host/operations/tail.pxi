@@ -102,21 +102,24 @@ cdef class SpilledTail:
             self.count(begin, device, counts)
             if self.start == begin or not self.host.make_room(counts):
                 return False
+        part.begin = begin
+        part.pairs = [None] * len(self.host.pools)
         part.lease = take_lease(self.host, counts)
         if part.lease is None:
             return False
-        part.begin = begin
-        part.pairs = [None] * len(self.host.pools)
-        for group in range(self.host.num_lanes):
-            lane = self.state.prefix.lane_of[group]
-            part.pairs[group] = self.list_copies(part.lease, lane, group, begin, device[lane])
-            part.num_blocks += len(part.pairs[group])
         try:
+            for group in range(self.host.num_lanes):
+                lane = self.state.prefix.lane_of[group]
+                part.pairs[group] = self.list_copies(part.lease, group, begin, device[lane])
+                part.num_blocks += len(part.pairs[group])
             part.is_running = copy(part)
+            self.parts.append(part)
         except BaseException:
             part.drop()
             raise
-        self.parts.append(part)
+        for group in range(self.host.num_lanes):
+            lane = self.state.prefix.lane_of[group]
+            self.take_blocks(part.lease, lane, group, begin, device[lane])
         self.start = begin
         return True
 
@@ -130,19 +133,28 @@ cdef class SpilledTail:
                 counts[self.host.groups[lane]] += device[lane][i] != 0
         return 0
 
-    cdef object list_copies(
-        self, EntryLease lease, int32_t lane, int32_t group, int64_t begin, const vector[int32_t]& device
-    ):
+    cdef object list_copies(self, EntryLease lease, int32_t group, int64_t begin, const vector[int32_t]& device):
+        """Return the pairs of the device's blocks in [begin, start) and those of a lease, int32 ``[n, 2]``."""
         cdef vector[int32_t] flat
         cdef int64_t i
         cdef size_t k = 0
         for i in range(begin, self.start):
             if device[i] != 0:
-                self.lanes[lane][i] = lease.stored.blocks[group][k]
                 flat.push_back(device[i])
                 flat.push_back(lease.stored.blocks[group][k])
                 k += 1
         return array_of(flat).reshape(-1, 2)
+
+    cdef void take_blocks(
+        self, EntryLease lease, int32_t lane, int32_t group, int64_t begin, const vector[int32_t]& device
+    ) noexcept:
+        """Write the blocks of a lease to the places of the device's blocks in [begin, start)."""
+        cdef int64_t i
+        cdef size_t k = 0
+        for i in range(begin, self.start):
+            if device[i] != 0:
+                self.lanes[lane][i] = lease.stored.blocks[group][k]
+                k += 1
 
     cdef int drop_last(self) except -1:
         """Drop the last part of the path."""
