@@ -1,8 +1,8 @@
 """Turns of conversations in a trace: which request continues which.
 
 A request may continue an earlier one if its prompt is longer than the prompt and the answer of that one, and begins
-with the whole blocks of its prompt. An earlier request is continued once, by the first that may: a second answer to the
-same turn, or an edited prompt, is a request of its own.
+with the whole blocks of its prompt. An earlier request is continued once, by the first that may. A second answer to the
+same turn, or an edited prompt, is a separate request, unless it begins with a shorter prompt that none has continued.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ def find_turns(requests: Iterable[TraceRequest], turns: Turns, name: str) -> Tra
     requests : iterable of TraceRequest
     turns : {"ids", "prompts"}
         With "ids" a request continues the latest one whose `chat_id` is its `parent_chat_id`, or its `chat_id` if it
-        has no such field. With "prompts" it continues the request with the longest prompt with which its own begins:
-        all token ids, or with hash ids two whole blocks or more.
+        has no such field. With "prompts" it continues, of the requests that it may continue, the one with the longest
+        prompt with which its own begins: all token ids, or with hash ids two whole blocks or more. Of equal prompts
+        only the latest counts.
     name : str
         Name of the trace, for messages.
 
@@ -90,16 +91,19 @@ def find_turns(requests: Iterable[TraceRequest], turns: Turns, name: str) -> Tra
         before = line.input_length + line.output_length
         digests = list(_digests(line))
         if turns == "ids":
-            earlier = chats.get((line.namespace, line.earlier_chat)) if line.earlier_chat is not None else None
-            is_alike = earlier is None or digests[earlier.num_blocks : earlier.num_blocks + 1] == [earlier.digest]
+            named = chats.get((line.namespace, line.earlier_chat)) if line.earlier_chat is not None else None
+            matches: Iterable[_Prompt] = () if named is None else (named,)
         else:
-            earlier, is_alike = _longest(line, digests, prompts), True
-        if earlier is not None:
-            if is_alike and earlier.number not in continued and line.input_length > earlier.length:
+            matches = _matches(line, digests, prompts)
+        has_match = False
+        for earlier in matches:
+            has_match = True
+            if earlier.number not in continued and _may_continue(line, digests, earlier):
                 found[line.number] = earlier.number
                 continued.add(earlier.number)
-            else:
-                unlike += 1
+                break
+        else:
+            unlike += has_match
         end = _Prompt(line.number, before, len(digests) - 1, digests[-1], _tail(line))
         if turns == "ids" and line.chat is not None:
             chats[line.namespace, line.chat] = end
@@ -139,16 +143,23 @@ def _tail(line: TraceRequest) -> bytes:
     return b"t" + line.token_ids[line.input_length // TOKENS * TOKENS :].tobytes()
 
 
-def _longest(line: TraceRequest, digests: list[bytes], prompts: dict[bytes, dict[bytes, _Prompt]]) -> _Prompt | None:
-    """Return the longest earlier prompt with which a prompt begins; None if there is none."""
+def _may_continue(line: TraceRequest, digests: list[bytes], earlier: _Prompt) -> bool:
+    """Return True if a prompt has tokens after an earlier prompt and its answer, and begins with its whole blocks."""
+    begins = digests[earlier.num_blocks : earlier.num_blocks + 1]
+    return line.input_length > earlier.length and begins == [earlier.digest]
+
+
+def _matches(line: TraceRequest, digests: list[bytes], prompts: dict[bytes, dict[bytes, _Prompt]]) -> Iterator[_Prompt]:
+    """Yield the earlier prompts with which a prompt begins, the longest first."""
     for count in range(len(digests) - 1, -1, -1):
         tails = prompts.get(digests[count])
         if tails is None:
             continue
-        if line.token_ids is None:
-            return tails.get(b"")
-        rest = line.token_ids[count * TOKENS : (count + 1) * TOKENS]
-        for length in range(min(len(rest), TOKENS - 1), -1, -1):
-            if (end := tails.get(b"t" + np.asarray(rest[:length]).tobytes())) is not None:
-                return end
-    return None
+        names = [b""]
+        if line.token_ids is not None:
+            rest = line.token_ids[count * TOKENS : (count + 1) * TOKENS]
+            longest = min(len(rest), TOKENS - 1)
+            names = [b"t" + np.asarray(rest[:length]).tobytes() for length in range(longest, -1, -1)]
+        for name in names:
+            if (end := tails.get(name)) is not None:
+                yield end

@@ -131,6 +131,21 @@ def test_prompts_with_two_whole_blocks_of_hash_ids_are_found_in_later_prompts():
     assert earlier_of([longer, CHAT[1] | {"timestamp": 2000}], "prompts") == ({}, 0)
 
 
+def test_a_prompt_that_cannot_continue_the_longest_earlier_one_continues_the_next():
+    short, long = line(0, 16, 2, [1, 2]), line(10, 24, 9, [1, 2, 3])
+    assert earlier_of([short, long, line(20, 30, 1, [1, 2, 3, 4])], "prompts") == ({1: 0}, 1), "both are too long"
+    apart = long | {"input_length": 24, "hash_ids": [1, 2, 8]}
+    lines = [long, short | {"timestamp": 10}, line(20, 30, 1, [1, 2, 3, 4])]
+    assert earlier_of(lines, "prompts") == ({2: 1}, 0), "no token after the answer of the longest"
+    lines = [long, short | {"timestamp": 10}, line(20, 40, 1, [1, 2, 3, 4, 5]), line(30, 40, 1, [1, 2, 3, 6, 7])]
+    assert earlier_of(lines, "prompts") == ({2: 0, 3: 1}, 0), "another request has continued the longest"
+    assert earlier_of([*lines, line(40, 40, 1, [1, 2, 3, 8, 9])], "prompts") == ({2: 0, 3: 1}, 1)
+    assert earlier_of([apart, short | {"timestamp": 10}, lines[2]], "prompts") == ({2: 1}, 0)
+    ids = list(range(60))
+    tokens = [{"token_ids": ids[:n], "output_length": answer} for n, answer in ((33, 9), (20, 2), (35, 1))]
+    assert earlier_of(tokens, "prompts") == ({2: 1}, 0)
+
+
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 32, 40])
 def test_prompts_of_token_ids_are_found_to_the_last_token(length):
     ids = np.arange(100)
