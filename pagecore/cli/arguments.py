@@ -165,7 +165,7 @@ def _add_replayed_turns(parser: argparse.ArgumentParser) -> None:
         "--turns",
         choices=TURNS,
         help="replay requests of one conversation as turns of one resumable request: those that chat_id and "
-        "parent_chat_id name, or those whose prompts begin with an earlier prompt",
+        "parent_chat_id name, or those whose prompts begin with an earlier prompt; needs --prefill-rate",
     )
 
 

@@ -94,10 +94,10 @@ class ReplayOptions:
         this number wait is rejected. By default any number waits.
     turns : {"ids", "prompts"}, optional
         Replay requests of one conversation as turns of one resumable request, which is idle between them: the next
-        turn arrives by its timestamp, and not before the end of the one before. With "ids" the trace names the
-        conversations, as Qwen-Bailian traces do: by `parent_chat_id`, or by equal ones of `chat_id`. With "prompts" a
-        request continues the one with whose prompt its own begins. The cache has rows for up to `max_running` idle runs
-        in addition. By default all requests are separate.
+        turn arrives by its timestamp, and not before the end of the one before, in a replay with a clock. With "ids"
+        the trace names the conversations, as Qwen-Bailian traces do: by `parent_chat_id`, or by equal ones of
+        `chat_id`. With "prompts" a request continues the one with whose prompt its own begins. The cache has rows for
+        up to `max_running` idle runs in addition. By default all requests are separate.
     requests : int, optional
         Replay only the first requests of the trace, this number of them.
     hash_block : int, optional
@@ -129,8 +129,8 @@ class ReplayOptions:
         `memory` and `blocks` are combined, or `model` with `bytes_per_token` or `attend`; `num_states` or
         `prompt_checkpoints` is given for a model without states, or `blocks` for one without attention; the model or
         the policy is not known; `blocks` is a string other than "unbounded"; a flag is not a bool; `time_unit` is not
-        known, or `turns`; tiers are given without `host`, or with `evict` "none"; `step_ms` or `max_queued` is given
-        without `prefill_rate`.
+        known, or `turns`; tiers are given without `host`, or with `evict` "none"; `step_ms`, `max_queued` or `turns`
+        is given without `prefill_rate`.
     """
 
     memory: int | str | None = None
@@ -396,10 +396,10 @@ class ReplayOptions:
             raise ShapeError(f"step_ms is {step_ms}; expected a finite number of milliseconds, 0 or more")
         object.__setattr__(self, "step_ms", step_ms)
         if self.prefill_rate is None:
-            for name, value in (("step_ms", step_ms), ("max_queued", self.max_queued)):
+            for name, value in (("step_ms", step_ms), ("max_queued", self.max_queued), ("turns", self.turns)):
                 if value:
                     raise UnsupportedOption(
-                        f"{name} is {value}, but a replay without prefill_rate has no clock; give prefill_rate, too"
+                        f"{name} is {value!r}, but a replay without prefill_rate has no clock; give prefill_rate, too"
                     )
             return
         rate = as_float("prefill_rate", self.prefill_rate)

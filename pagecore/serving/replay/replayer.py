@@ -114,7 +114,7 @@ class _Replay:
         self.tiers = build_tiers(self.cache, options, summary)
         self.clock = options.new_clock()
         self.turns = None
-        if found is not None:
+        if found is not None and self.clock is not None:  # the options refuse turns without a clock
             fetch = None if self.tiers is None else self.tiers.fetch
             self.turns = ReplayTurns(self.scheduler, self.cache, found, self.clock, fetch)
         self._coming: TraceRequest | None = None
@@ -168,7 +168,9 @@ class _Replay:
     def _feed(self) -> None:
         """Queue requests for one step: no more can be admitted at once, and memory stays bounded.
 
-        A bounded queue gets all requests that have arrived, and rejects some.
+        A bounded queue gets all requests that have arrived, and rejects some. A turn that waits for the end of the one
+        before it is not in the queue, and delays no request that arrives after it: it is kept, with its prompt, from
+        its arrival on.
         """
         scheduler = self.scheduler
         while self.options.max_queued is not None or (
@@ -206,7 +208,11 @@ class _Replay:
             self._refuse(line.line, error)
 
     def _note_turns(self) -> None:
-        """Count the turns that were refused, and queue the requests that cannot continue them."""
+        """Count the turns that were refused, and the turns that waited for them.
+
+        A turn is longer than prompt and answer of the one before. A turn after a refused one is therefore refused, too,
+        and never gets to the queue, whether or not that is full.
+        """
         turns = self.turns
         if turns is None:
             return

@@ -14,6 +14,8 @@ from pagecore.serving.replay.trace_turns import find_turns
 from pagecore.serving.tables import replay_rows
 
 SMALL = {"blocks": 33, "block_size": 4, "hash_block": 8, "time_unit": "ms"}
+# A millisecond a step, and no time for tokens.
+TIMED = SMALL | {"prefill_rate": 1e12, "step_ms": 1}
 
 
 def line(timestamp, tokens, answer, ids, chat=None, parent=None, **more):
@@ -35,8 +37,24 @@ def earlier_of(lines, turns="ids", units=SMALL):
     return found.earlier, found.num_unlike
 
 
+def random_conversations(seed, count):
+    """Return requests at intervals of 10 ms; about seven in ten continue an earlier one."""
+    choice, lines, chats = random.Random(seed), [], []
+    for number in range(count):
+        if chats and choice.random() < 0.7:
+            parent, length, ids = chats.pop(choice.randrange(len(chats)))
+        else:
+            parent, length, ids = -1, 0, [100 * number]
+        length += choice.randint(1, 30)
+        ids = [*ids[: max(length // 8, 1)], *(100 * number + 1 + i for i in range(20))][: -(-length // 8)]
+        answer = choice.randint(0, 6)
+        lines.append(line(10 * number, length, answer, ids, number, parent))
+        chats.append((number, length + answer, ids))
+    return lines
+
+
 def test_a_turn_computes_its_new_tokens_and_the_last_one_before_them():
-    report = replay(CHAT, ReplayOptions(**SMALL, turns="ids"))
+    report = replay(CHAT, ReplayOptions(**TIMED, turns="ids"))
     turns = report.turns
     assert (report.requests_total, report.requests_finished) == (3, 3)
     assert (report.prompt_tokens, report.generated_tokens) == (10 + 18 + 24, 6)
@@ -44,7 +62,7 @@ def test_a_turn_computes_its_new_tokens_and_the_last_one_before_them():
     assert (turns.conversations, turns.turns, turns.turns_separate) == (1, 2, 0)
     assert (turns.prompt_tokens, turns.kept_tokens, turns.found_tokens) == (18 + 24, 12 + 19, 0)
     assert turns.computed_tokens == 6 + 5
-    assert (turns.reclaimed, turns.idle_runs_peak, turns.idle_blocks_peak) == (0, 0, 0), "each turn follows at once"
+    assert (turns.reclaimed, turns.idle_runs_peak, turns.idle_blocks_peak) == (0, 0, 0), "no step runs between them"
     assert (report.prefix_query_tokens, report.recovered_tokens) == (10, 0)
 
 
@@ -111,7 +129,7 @@ def test_a_run_that_gave_its_blocks_up_finds_its_prefix_or_comes_back_from_the_s
 )
 def test_ids_name_the_turn_before(lines, earlier, unlike):
     assert earlier_of(lines) == (earlier, unlike)
-    report = replay(lines, ReplayOptions(**SMALL, turns="ids"))
+    report = replay(lines, ReplayOptions(**TIMED, turns="ids"))
     assert (report.turns.turns, report.turns.turns_separate) == (len(earlier), unlike)
     assert report.requests_finished == len(lines)
 
@@ -168,10 +186,36 @@ def test_a_turn_that_the_cache_cannot_hold_is_refused_and_later_ones_are_separat
     second = line(1000, 30, 8, [1, 3, 4, 5], 51, 50)
     third = line(2000, 39, 1, [1, 3, 4, 5, 6], 52, 51)
     lines = [CHAT[0], second, third, line(3000, 20, 1, [9, 8, 7], 70, -1)]
-    report = replay(lines, ReplayOptions(**SMALL | {"blocks": 9}, turns="ids"))
+    report = replay(lines, ReplayOptions(**TIMED | {"blocks": 9}, turns="ids"))
     assert (report.requests_total, report.requests_finished, report.requests_refused) == (4, 2, 2)
     assert report.first_refusal.startswith("line 2: request 0 needs 37 slots")
     assert (report.turns.turns, report.turns.turns_separate) == (0, 1)
+
+
+def test_turns_after_a_refused_one_are_refused_although_the_queue_is_full():
+    """The second and the third turn wait for the first one; another request fills the queue until this one ends."""
+    second = line(10, 30, 8, [1, 3, 4, 5], 51, 50)
+    third, fourth = line(20, 39, 1, [1, 3, 4, 5, 6], 52, 51), line(21, 41, 1, [1, 3, 4, 5, 6, 7], 53, 52)
+    lines = [CHAT[0], line(1, 8, 3, [7], 90, -1), second, third, fourth]
+    assert earlier_of(lines) == ({2: 0, 3: 2, 4: 3}, 0)
+    options = SMALL | {"blocks": 9, "prefill_rate": 1e12, "step_ms": 100, "max_queued": 1, "max_running": 1}
+    report = replay(lines, ReplayOptions(**options, turns="ids"))
+    assert (report.requests_rejected, report.requests_refused, report.requests_finished) == (0, 3, 2)
+    assert report.turns.turns == 0
+
+
+def test_turns_that_wait_for_their_run_delay_no_other_request():
+    """A separate request arrives after 40 turns of one conversation: it is admitted then, and not before."""
+    turns = [line(0, 8 * (n + 1) + 2, 2, [*range(n + 1), 99], n, n - 1) for n in range(40)]
+    seen = []
+
+    def watch(scheduler, _metrics):
+        seen.append({run.request.id for run in scheduler.running})
+
+    options = ReplayOptions(**TIMED | {"blocks": 300, "max_running": 2, "max_tokens_per_step": 64}, turns="ids")
+    report = replay([*turns, line(5, 8, 3, [700], 70, -1)], options, watchers=[watch])
+    assert report.turns.turns == 39
+    assert [number for number, running in enumerate(seen) if 40 in running][:3] == [5, 6, 7]
 
 
 def test_the_turns_of_a_rejected_request_are_separate():
@@ -188,29 +232,19 @@ def test_the_turns_of_a_rejected_request_are_separate():
 
 
 def test_prompts_alone_are_replayed_as_turns_too():
-    report = replay(CHAT, ReplayOptions(**SMALL, prefill_only=True, turns="ids"))
+    report = replay(CHAT, ReplayOptions(**TIMED, prefill_only=True, turns="ids"))
     assert (report.computed_tokens, report.turns.kept_tokens) == (24, 10 + 18)
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "lpm"])
 @pytest.mark.parametrize("options", [{}, {"max_tokens_per_step": 16}, {"prefill_rate": 1000.0, "step_ms": 5.0}])
 def test_random_conversations_compute_each_token_once_if_nothing_is_given_up(options, policy):
-    choice, lines, chats = random.Random(7), [], []
-    for number in range(60):
-        if chats and choice.random() < 0.7:
-            parent, length, ids = chats.pop(choice.randrange(len(chats)))
-        else:
-            parent, length, ids = -1, 0, [100 * number]
-        length += choice.randint(1, 30)
-        ids = [*ids[: max(length // 8, 1)], *(100 * number + 1 + i for i in range(20))][: -(-length // 8)]
-        answer = choice.randint(0, 6)
-        lines.append(line(10 * number, length, answer, ids, number, parent))
-        chats.append((number, length + answer, ids))
+    lines = random_conversations(7, 60)
     earlier, _ = earlier_of(lines)
     assert len(earlier) > 20
     progress = []
     report = replay(
-        lines, ReplayOptions(**SMALL | {"blocks": 3000, "policy": policy, "attend": True} | options, turns="ids"),
+        lines, ReplayOptions(**TIMED | {"blocks": 3000, "policy": policy, "attend": True} | options, turns="ids"),
         lambda done, total: progress.append((done, total)),
     )  # fmt: skip
     wanted = 0
@@ -238,14 +272,21 @@ def test_random_conversations_compute_each_token_once_if_nothing_is_given_up(opt
 )
 def test_turns_that_cannot_be_found_are_refused(trace, options, message):
     with pytest.raises(UnsupportedOption, match=message):
-        replay(trace, ReplayOptions(**SMALL, **options))
+        replay(trace, ReplayOptions(**TIMED, **options))
+
+
+@pytest.mark.parametrize("turns", ["ids", "prompts"])
+def test_turns_without_a_clock_are_refused(turns):
+    message = f"turns is '{turns}', but a replay without prefill_rate has no clock; give prefill_rate, too"
+    with pytest.raises(UnsupportedOption, match=message):
+        ReplayOptions(**SMALL, turns=turns)
 
 
 def test_lengths_alone_have_no_turns(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n0,10,3\n1,20,3\n")
     with pytest.raises(UnsupportedOption, match="has hash ids or token ids; leave turns out"):
-        replay(path, ReplayOptions(blocks=33, turns="prompts"))
+        replay(path, ReplayOptions(blocks=33, turns="prompts", prefill_rate=1000))
 
 
 @pytest.mark.parametrize("name", ["chat_id", "parent_chat_id"])
@@ -256,7 +297,7 @@ def test_ids_of_conversations_are_integers_or_strings(name, value):
 
 
 def test_the_table_and_the_json_have_the_turns(tmp_path):
-    report = replay(CHAT, ReplayOptions(**SMALL, turns="ids"))
+    report = replay(CHAT, ReplayOptions(**TIMED, turns="ids"))
     rows = dict(replay_rows(report))
     assert rows["turns"] == "2 of 1 conversations; 0 as separate requests"
     assert rows["tokens of turns"] == "42, 73.8% of them reused: 31 kept, 0 found again"
