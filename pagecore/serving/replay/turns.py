@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pagecore.serving.scheduling.request import RequestError, Run, State
-from pagecore.storage.checks import ceil_div
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from pagecore.cache import PagedKVCache, Sequence
@@ -30,14 +30,15 @@ class TurnReport:
 
     `turns` requests continued the runs of `conversations` first requests. `turns_separate` requests were replayed as
     requests of their own although ids or prompts name an earlier one: the prompts differ, another request has continued
-    it, or it was refused or rejected.
+    it, or it was refused or rejected. After a turn that is too long for the cache all later ones are refused, too.
 
     The prompts of the turns have `prompt_tokens` tokens. Of these the runs still held `kept_tokens`, on the device or
     in the swap space, and found `found_tokens` in the prefix cache after they had given their blocks up, which happened
     `reclaimed` times. The steps computed the other `computed_tokens`.
 
     `idle_runs_mean` and `idle_runs_peak` count the runs that are idle during each step, and `idle_blocks_mean` and
-    `idle_blocks_peak` the blocks of the device that they hold in each group; a shared one counts for each of its runs.
+    `idle_blocks_peak` the blocks of the device that they hold, summed over the groups. Blocks that a window has left do
+    not count, and a shared block counts for each of its runs.
     """
 
     conversations: int
@@ -64,7 +65,7 @@ class ReplayTurns:
         The cache of the scheduler.
     found : TraceTurns
         The turns of the trace.
-    clock : ReplayClock or None
+    clock : ReplayClock
     fetch : callable or None
         Called with the prompt and the namespace of a turn whose run holds nothing, to load what stores have of it.
 
@@ -75,7 +76,7 @@ class ReplayTurns:
     refusals : list of (int, RequestError)
         Lines of the turns that the cache could never hold, since the list was last cleared.
     separate : deque of TraceRequest
-        Requests that cannot continue an earlier one and wait to be added.
+        Requests that waited for a turn that was refused. They are longer, and the scheduler will refuse them, too.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class ReplayTurns:
         scheduler: Scheduler,
         cache: PagedKVCache,
         found: TraceTurns,
-        clock: ReplayClock | None = None,
+        clock: ReplayClock,
         fetch: Callable[[NDArray[np.int32], str | None], None] | None = None,
     ) -> None:
         self._scheduler, self._cache, self._clock, self._fetch = scheduler, cache, clock, fetch
@@ -98,6 +99,9 @@ class ReplayTurns:
         self.separate: deque[TraceRequest] = deque()
         self.kept_tokens = self._found_tokens = self._prompt_tokens = self._turns = 0
         self._num_separate = found.num_unlike
+        # Blocks of the idle runs on the device, in the order in which these became idle, and the sum of the blocks.
+        self._held: dict[Run, int] = {}
+        self._num_held = self._num_reclaimed = 0
         self._steps = self._idle_runs = self._idle_runs_peak = self._idle_blocks = self._idle_blocks_peak = 0
 
     def is_continued(self, line: TraceRequest) -> bool:
@@ -143,21 +147,45 @@ class ReplayTurns:
                     self._found_tokens += computed
 
     def _observe(self) -> None:
-        idle, size = self._scheduler.idle, self._cache.block_size
-        held = [self._cache.sequences.get(run) for run in idle]
-        blocks = sum(ceil_div(one.capacity, size) for one in held if one is not None)
+        self._drop_reclaimed()
+        runs, blocks = self._scheduler.num_idle, self._num_held
         self._steps += 1
-        self._idle_runs += len(idle)
-        self._idle_runs_peak = max(self._idle_runs_peak, len(idle))
+        self._idle_runs += runs
+        self._idle_runs_peak = max(self._idle_runs_peak, runs)
         self._idle_blocks += blocks
         self._idle_blocks_peak = max(self._idle_blocks_peak, blocks)
+
+    def _drop_reclaimed(self) -> None:
+        """Drop the blocks of idle runs that gave them up since the last step: the longest idle runs give way first."""
+        num_lost = self._scheduler.num_reclaimed - self._num_reclaimed
+        self._num_reclaimed += num_lost
+        lost: list[Run] = []
+        for run in self._held if num_lost else ():
+            held = self._cache.sequences.get(run)
+            if held is None or held.is_swapped:
+                lost.append(run)
+                if len(lost) == num_lost:
+                    break
+        for run in lost:
+            self._drop_held(run)
+
+    def _note_held(self, run: Run) -> None:
+        """Count the blocks of a run that has become idle; the entries of a row that name no block are 0."""
+        held = self._cache.sequences.get(run)
+        if held is not None and not held.is_swapped:
+            tables = (np.asarray(self._cache.block_table(group)) for group in range(self._cache.num_groups))
+            self._held[run] = sum(int(np.count_nonzero(table[held.row])) for table in tables)
+            self._num_held += self._held[run]
+
+    def _drop_held(self, run: Run) -> None:
+        self._num_held -= self._held.pop(run, 0)
 
     def end(self, runs: Iterable[Run]) -> None:
         """Begin the next turns of runs whose turns have ended, if they have arrived."""
         for run in runs:
             if run.state is State.IDLE:
-                if self._clock is not None:
-                    self._ended_s[run] = self._clock.now_s
+                self._ended_s[run] = self._clock.now_s
+                self._note_held(run)
                 self._resume(run)
             else:
                 self._forget(run)
@@ -186,7 +214,10 @@ class ReplayTurns:
         if run.state is not State.IDLE or not lines:
             return
         line = lines.popleft()
+        self._drop_held(run)
         try:
+            # The refusal names the turn, not the first request of its run.
+            self._scheduler.check_request(line.number, line.input_length, line.output_length)
             # Its tokens are the prompts before and the generated answers.
             self._scheduler.extend(run, line.prompt()[len(run.tokens) :], max_new_tokens=line.output_length)
         except RequestError as error:
@@ -201,8 +232,7 @@ class ReplayTurns:
         self._fresh[run] = run.held
         if run.held is None and self._fetch is not None:
             self._fetch(run.request.prompt, line.namespace)
-        if self._clock is not None:
-            self._clock.queue(line, number=run.request.id, earliest_s=self._ended_s.get(run, 0.0))
+        self._clock.queue(line, number=run.request.id, earliest_s=self._ended_s.get(run, 0.0))
         if not self.is_continued(line):
             self._scheduler.finish(run)
 

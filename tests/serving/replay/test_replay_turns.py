@@ -12,6 +12,7 @@ from pagecore.serving.replay.trace import TraceError, read_trace
 from pagecore.serving.replay.trace_request import TraceUnits
 from pagecore.serving.replay.trace_turns import find_turns
 from pagecore.serving.tables import replay_rows
+from tests.models.published import PUBLISHED
 
 SMALL = {"blocks": 33, "block_size": 4, "hash_block": 8, "time_unit": "ms"}
 # A millisecond a step, and no time for tokens.
@@ -115,6 +116,62 @@ def test_a_run_that_gave_its_blocks_up_finds_its_prefix_or_comes_back_from_the_s
     assert (report.turns.kept_tokens, report.turns.found_tokens, report.recovered_tokens) == (kept, found, found)
 
 
+WINDOWS = PUBLISHED["gemma-2-9b"] | {"sliding_window": 8}
+
+
+MAMBA = {
+    "model_type": "mamba2",
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "state_size": 16,
+    "num_heads": 8,
+    "head_dim": 16,
+    "n_groups": 1,
+    "conv_kernel": 4,
+    "expand": 2,
+    "vocab_size": 100,
+    "torch_dtype": "float16",
+}
+
+
+class IdleBlocks:
+    """A watcher that counts the blocks of all idle runs in each step: those from `held_from` on."""
+
+    def __init__(self):
+        self.counts, self.runs = [], []
+
+    def __call__(self, scheduler, _metrics):
+        cache, blocks = scheduler.cache, 0
+        for run in scheduler.idle:
+            one = cache.sequences.get(run)
+            if one is not None and not one.is_swapped:
+                begins = [cache.held_from(one, group) // cache.block_size for group in range(cache.num_groups)]
+                blocks += sum(-(-one.capacity // cache.block_size) - begin for begin in begins)
+        self.counts.append(blocks)
+        self.runs.append(len(scheduler.idle))
+
+
+@pytest.mark.parametrize("more", [{}, {"swap_memory": "1MiB"}, {"model": WINDOWS}])
+@pytest.mark.parametrize("blocks", [40, 400])
+def test_idle_figures_are_those_of_all_idle_runs(more, blocks):
+    lines = random_conversations(7, 60)
+    watcher = IdleBlocks()
+    options = SMALL | {"blocks": blocks, "prefill_rate": 1e5, "step_ms": 2, "max_running": 8} | more
+    turns = replay(lines, ReplayOptions(**options, turns="ids"), watchers=[watcher]).turns
+    assert turns.idle_runs_peak == max(watcher.runs) > 5
+    assert turns.idle_blocks_peak == max(watcher.counts) > 0
+    assert turns.idle_runs_mean == pytest.approx(sum(watcher.runs) / len(watcher.runs))
+    assert turns.idle_blocks_mean == pytest.approx(sum(watcher.counts) / len(watcher.counts))
+    assert (turns.reclaimed > 0) == (blocks == 40)
+
+
+def test_idle_runs_of_a_model_with_states_alone_hold_no_blocks():
+    lines = [CHAT[0], line(0, 8, 30, [7], 90, -1), CHAT[1] | {"timestamp": 10}]
+    options = {name: value for name, value in TIMED.items() if name != "blocks"} | {"model": MAMBA, "memory": "8MiB"}
+    turns = replay(lines, ReplayOptions(**options, turns="ids")).turns
+    assert (turns.turns, turns.idle_runs_peak, turns.idle_blocks_peak) == (1, 1, 0)
+
+
 @pytest.mark.parametrize(
     ("lines", "earlier", "unlike"),
     [
@@ -188,7 +245,7 @@ def test_a_turn_that_the_cache_cannot_hold_is_refused_and_later_ones_are_separat
     lines = [CHAT[0], second, third, line(3000, 20, 1, [9, 8, 7], 70, -1)]
     report = replay(lines, ReplayOptions(**TIMED | {"blocks": 9}, turns="ids"))
     assert (report.requests_total, report.requests_finished, report.requests_refused) == (4, 2, 2)
-    assert report.first_refusal.startswith("line 2: request 0 needs 37 slots")
+    assert report.first_refusal.startswith("line 2: request 1 needs 37 slots")
     assert (report.turns.turns, report.turns.turns_separate) == (0, 1)
 
 
