@@ -270,6 +270,10 @@ cdef class PrefixCache:
             sequence.hold.published = min(sequence.hold.published, length // self.block_size)
         if sequence.hold.offered_state > length:
             sequence.hold.offered_state = 0
+        # A tier lacks what the sequence computes next in place of the blocks that it forgets.
+        sequence.hold.backed_up = min(sequence.hold.backed_up, length // self.block_size)
+        if sequence.hold.backed_up_state > length:
+            sequence.hold.backed_up_state = 0
         if sequence.hold.is_tentative:
             sequence.hold.hit_blocks = min(sequence.hold.hit_blocks, length // self.block_size)
             sequence.hold.shared_blocks = min(sequence.hold.shared_blocks, length // self.block_size)

@@ -41,6 +41,43 @@ def test_a_decode_step_backs_up_only_sequences_that_have_completed_a_block(monke
                     cache.append_tokens(sequences, [step] * 4)
                 cache.commit(batch)
             assert len(looked_at) <= 1 + (specs[-1] is STATE), "the one that has completed a block, or a checkpoint"
-        if specs[-1] is not STATE:
-            assert sum(copied) == sum((5 + i + 24 - is_late) // BLOCK for i in range(4))
+        lengths = [5 + i + 24 - is_late for i in range(4)]
+        # States: after the last whole chunk of each prompt, and then in each interval.
+        num_states = sum(
+            len({(5 + i) // STATE.chunk * STATE.chunk, *range(STATE.interval, length + 1, STATE.interval)})
+            for i, length in enumerate(lengths)
+        )
+        assert sum(copied) == (num_states if specs == [STATE] else sum(length // BLOCK for length in lengths))
+        assert tiers.host.stats().num_cached_states == (num_states if states else 0)
         tiers.check_invariants()
+
+
+@pytest.mark.parametrize("write", ["through", "explicit"])
+@pytest.mark.parametrize("length", [0, 4, 6, 7])
+def test_blocks_that_are_computed_again_after_a_truncation_are_backed_up(write, length):
+    """The sequence has as long a prefix as at its last backup, with other tokens."""
+    cache = PagedKVCache([AttentionSpec(1, 8)], block_size=BLOCK, num_blocks=20)
+    with Tiers(cache, HostTier(cache, num_blocks=20), write=write) as tiers:
+        sequence = cache.add_sequence(np.arange(8))
+        cache.commit(cache.prepare([sequence], 8))
+        assert tiers.host.backup(sequence) == (2 if write == "explicit" else 0)
+        cache.truncate([sequence], [length])
+        others, num_new = list(range(50, 58 - length)), 2 - length // BLOCK
+        cache.append_tokens([sequence], [others])
+        cache.commit(cache.prepare([sequence], 8 - length))
+        assert tiers.host.backup(sequence) == (num_new if write == "explicit" else 0)
+        assert tiers.host.match_both([*range(length), *others, 0])[1] == 8
+        assert tiers.host.stats().num_backed_up_blocks == 2 + num_new
+        tiers.check_invariants()
+
+
+def test_a_state_that_is_computed_again_after_a_truncation_is_backed_up():
+    cache = PagedKVCache([STATE], block_size=BLOCK, num_states=20)
+    with Tiers(cache, HostTier(cache, num_states=20)) as tiers:
+        sequence = cache.add_sequence(np.arange(16))
+        cache.commit(cache.prepare([sequence], 8))
+        cache.truncate([sequence], [0])
+        cache.append_tokens([sequence], [np.arange(50, 66)])
+        cache.commit(cache.prepare([sequence], 8))
+        assert tiers.host.match_both(np.arange(50, 59))[1] == 8
+        assert tiers.host.stats().num_cached_states == 2
