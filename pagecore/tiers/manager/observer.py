@@ -19,7 +19,6 @@ from pagecore.tiers.host.methods.records import Backup
 from pagecore.tiers.host.operations._operations import (
     count_once,
     is_new,
-    list_changed,
     newly_run,
     options_of,
     origin_of,
@@ -89,7 +88,7 @@ class CacheObserver:
             is_streamed = streams.has_owners
             # A step rarely completes a block of a decoding sequence; limits may change without one.
             has_limits = is_streamed or self.write == "second_hit"
-            for sequence in sequences if has_limits else list_changed(self._parts.state, sequences):
+            for sequence in sequences if has_limits else self.host.list_changed(sequences):
                 self._back_up(sequence, streams.limit_of(sequence) if is_streamed else None)
             self._write()
             if is_streamed or self.host.num_cut > num_cut:

@@ -81,3 +81,33 @@ def test_a_state_that_is_computed_again_after_a_truncation_is_backed_up():
         cache.commit(cache.prepare([sequence], 8))
         assert tiers.host.match_both(np.arange(50, 59))[1] == 8
         assert tiers.host.stats().num_cached_states == 2
+
+
+@pytest.mark.parametrize("limit", ["min_priority", "revoked", "compacted"])
+def test_a_sequence_that_publishes_less_than_it_computes_is_not_offered_in_every_step(monkeypatch, limit):
+    cache = PagedKVCache(
+        [AttentionSpec(1, 8)], block_size=BLOCK, num_blocks=20, max_tokens_per_sequence=64, eviction_policy="priority"
+    )
+    with Tiers(cache, HostTier(cache, num_blocks=20, policy="priority", min_priority=50)) as tiers:
+        sequence = cache.add_sequence(
+            np.arange(12), priority=[(0, 8, 90), (8, None, 10 if limit == "min_priority" else 90)]
+        )
+        cache.commit(cache.prepare([sequence], 12))
+        if limit == "revoked":
+            cache.revoke_prefix(np.arange(12), valid=8)
+        elif limit == "compacted":
+            cache.compact(sequence, np.arange(11))
+        tiers.host.backup(sequence)
+        offered, backup = [], tiers.host.backup
+
+        def counted(sequence, **options):
+            offered.append(sequence)
+            return backup(sequence, **options)
+
+        monkeypatch.setattr(tiers.host, "backup", counted)
+        for step in range(12):
+            cache.append_tokens([sequence], [step])
+            cache.commit(cache.prepare([sequence], 1))
+        assert not offered
+        assert tiers.host.match_both(sequence.tokens)[1] == (12 if limit == "revoked" else 8)
+        tiers.check_invariants()

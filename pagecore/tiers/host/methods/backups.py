@@ -57,6 +57,25 @@ class BackupMethods(SpillMethods):
                 copied += self._back_up(sequence, most, ends)
         return copied
 
+    def list_changed(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """Return the sequences that have published a block or a checkpoint since their last backup, or had no room.
+
+        `backup` of the others copies nothing. Blocks that `min_priority` excludes do not count. Sequences that are
+        swapped out, removed or of another cache are left out.
+
+        Parameters
+        ----------
+        sequences : iterable of Sequence
+
+        Returns
+        -------
+        list of Sequence
+            In the order of `sequences`.
+        """
+        self._require_open()
+        with Held(self._parts.state.lock):
+            return _operations.list_changed(self._parts.state, self._index, sequences)
+
     def _back_up(self, sequence: Sequence, most: int, is_last: bool) -> int:
         try:
             one = _operations.back_up(self._parts.state, self._index, sequence, most, self._transfers.backup, is_last)

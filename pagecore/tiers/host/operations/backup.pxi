@@ -79,14 +79,12 @@ cdef class Backup:
         """
         cdef PrefixCache prefix = self.state.prefix
         cdef PrefixHold hold = sequence.hold
-        cdef int32_t published = 0 if hold.published == INT32_MAX else hold.published
-        cdef int32_t checkpoint = stored_checkpoint(self.state, sequence)
+        cdef int32_t published = num_wanted(self.host, hold, most)
+        cdef int32_t checkpoint = wanted_checkpoint(self.state, sequence, published)
         cdef vector[int64_t] counts
-        published = <int32_t>min(published, most // self.host.block_size, count_kept(self.host, hold))
-        checkpoint = checkpoint if checkpoint <= published * self.host.block_size else 0
         if published == 0:
             return False
-        if hold.backed_up == published and hold.backed_up_state == checkpoint:
+        if has_backup(hold, published, checkpoint):
             if not (is_last and self.host.uses_hints and hold.needs_values(prefix.now)):
                 return False
         self.end = published
@@ -345,32 +343,42 @@ def back_up(CacheState state not None, HostIndex host not None, sequence, int64_
     return one
 
 
-def list_changed(CacheState state not None, sequences not None):
-    """Return the sequences that may have blocks or a checkpoint to back up since their last backup. Hold the lock."""
+def list_changed(CacheState state not None, HostIndex host not None, sequences not None):
+    """Return the sequences with published blocks or a checkpoint to back up since their last backup. Hold the lock."""
     cdef Sequence sequence
-    cdef PrefixHold hold
-    cdef int64_t whole, checkpoint
+    cdef int32_t published
     changed = []
     for one in sequences:
         sequence = one
-        if sequence.row < 0:
+        if sequence.owner is not state or sequence.row < 0:
             continue
-        hold = sequence.hold
-        whole = min(sequence.known, sequence.computed) // state.block_size
-        checkpoint = stored_checkpoint(state, sequence)
-        if checkpoint > whole * state.block_size:
-            checkpoint = 0
-        if hold.published != whole or (whole > 0 and (hold.backed_up != whole or hold.backed_up_state != checkpoint)):
+        published = num_wanted(host, sequence.hold, INT32_MAX)
+        if not has_backup(sequence.hold, published, wanted_checkpoint(state, sequence, published)):
             changed.append(sequence)
     return changed
 
 
-cdef int32_t stored_checkpoint(CacheState state, Sequence sequence) noexcept:
-    """Return the tokens of the state that a sequence keeps and the prefix tree was offered; 0 for none."""
+cdef bint has_backup(PrefixHold hold, int32_t published, int32_t checkpoint) noexcept:
+    """Return True if the last backup of a sequence has offered its first blocks and its checkpoint to the host."""
+    return published == 0 or (hold.backed_up == published and hold.backed_up_state == checkpoint)
+
+
+cdef int32_t num_wanted(HostIndex host, PrefixHold hold, int64_t most) noexcept:
+    """Return the published blocks of a sequence that the host is to have, of its first `most` tokens."""
+    if hold.published == INT32_MAX:
+        return 0
+    return <int32_t>min(<int64_t>hold.published, min(most // host.block_size, count_kept(host, hold)))
+
+
+cdef int32_t wanted_checkpoint(CacheState state, Sequence sequence, int32_t num_blocks) noexcept:
+    """Return the tokens of the state that a sequence keeps and the prefix tree was offered; 0 for none.
+
+    A state after the first `num_blocks` blocks does not count.
+    """
     cdef int32_t length = sequence.hold.offered_state
     if state.states is None or length == 0 or state.states.checkpoint_length_raw(sequence.row) != length:
         return 0
-    return length
+    return length if length <= num_blocks * <int64_t>state.block_size else 0
 
 
 cdef double priority_or_default(double priority) noexcept:

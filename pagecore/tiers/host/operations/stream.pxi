@@ -268,8 +268,7 @@ def unsaved(CacheState state not None, HostIndex host not None, sequence, int64_
     _guard = Held(state.lock)
     source = require(state, sequence, False)
     hold = source.hold
-    published = 0 if hold.published == INT32_MAX else hold.published
-    published = min(published, most // host.block_size, count_kept(host, hold))
+    published = num_wanted(host, hold, most)
     if source.row < 0 or published in (0, known // host.block_size, hold.backed_up):
         return 0, 0
     key = own_key(state, source, <int32_t>published)
