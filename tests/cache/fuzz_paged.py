@@ -39,6 +39,7 @@ class Paged(Target):
         "cache.try_prepare_arrival sequence:sequence num_tokens:one out=batch stream=none",
         "cache.held_from sequence:sequence group=layer",
         "cache.shortage sequences:sequences counts:one",
+        "cache.shortages sequences:sequences counts:one",
         "cache.commit batch:batch accepted=accepted",
         "cache.abandon batch:batch",
         "cache.write layer:layer key:tokens value:tokens batch:batch stream=none",

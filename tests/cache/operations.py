@@ -375,6 +375,11 @@ def shortage(world):
 
 
 @operation(situations=("shared", "short"), reads=True)
+def shortages(world):
+    return lambda: world.cache.shortages([world.x, world.y], [30, 40])
+
+
+@operation(situations=("shared", "short"), reads=True)
 def shortage_with_swapped(world):
     return lambda: world.cache.shortage([world.x, world.s, world.u], [30, 2, 4])
 

@@ -14,6 +14,7 @@ CALLS = (
     "prepare",
     "remove",
     "shortage",
+    "shortages",
     "swap_in",
     "truncate",
     "try_prepare",

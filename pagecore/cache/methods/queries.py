@@ -184,8 +184,44 @@ class QueryMethods(PartsOwner):
         UnsupportedOption
             `encoder_outputs` is not True or False.
         """
-        parts = self._parts
-        counts_outputs, limits = flag("encoder_outputs", encoder_outputs), None
+        counts_outputs = flag("encoder_outputs", encoder_outputs)
+        return max(self._count_missing(sequences, counts, step_tokens, counts_outputs), default=0)
+
+    def shortages(
+        self, sequences: Listed[Sequence], counts: ArrayLike, *, step_tokens: SupportsIndex | None = None
+    ) -> list[int]:
+        """Return the number of blocks that a prepare would lack in each group; `shortage` is the largest of them.
+
+        Parameters
+        ----------
+        sequences, counts, step_tokens
+            As in `shortage`.
+
+        Returns
+        -------
+        list of int
+            One number for each group, 0 or more; in a cache with states another one, for the state slots, at the end.
+
+        Raises
+        ------
+        InvalidSequence, ShapeError
+            As `shortage`.
+
+        Examples
+        --------
+        >>> from pagecore import AttentionSpec, PagedKVCache
+        >>> specs = [AttentionSpec(1, 8), AttentionSpec(1, 8, window=8)]
+        >>> cache = PagedKVCache(specs, num_blocks=[4, 9], block_size=4)
+        >>> sequences = [cache.add_sequence(range(12)), cache.add_sequence(range(20, 32))]
+        >>> cache.shortages(sequences, 12)
+        [3, 0]
+        """
+        return self._count_missing(sequences, counts, step_tokens, True)
+
+    def _count_missing(
+        self, sequences: Listed[Sequence], counts: ArrayLike, step_tokens: SupportsIndex | None, counts_outputs: bool
+    ) -> list[int]:
+        parts, limits = self._parts, None
         if step_tokens is not None:
             most = require_int("step_tokens", step_tokens)
             limits = [block_limit(group, parts.block_size, most) for group in parts.token_groups]
@@ -197,4 +233,4 @@ class QueryMethods(PartsOwner):
             missing = shortage(parts.state, listed, counts, limits)
             if not counts_outputs:
                 del missing[len(parts.token_groups) : self._parts.num_groups]
-            return max(missing, default=0)
+            return missing

@@ -26,8 +26,8 @@ def shortage_with_swapped(
     counts: ArrayLike,
     limits: list[int | None] | None = None,
     counts_outputs: bool = True,
-) -> int:
-    """Return the blocks that one swap_in, and then a prepare, lack in the scarcest group; 0 if both succeed.
+) -> list[int]:
+    """Return the blocks of each group that one swap_in, and then a prepare, lack; the slots last, with states.
 
     With `limits`, the counts are computed in several steps; see `shortage` of `cache.step`. Without `counts_outputs`
     encoder outputs are not counted.
@@ -52,7 +52,8 @@ def shortage_with_swapped(
     if parts.prefix is not None:
         short = lacking(parts.prefix, short, [one for one, count in staying if count])
     outputs = missing_cross(parts.state, sequences, each.tolist()) if counts_outputs else []
-    return max(0, short_slots, *short, *outputs)
+    short = [max(0, one) for one in (*short, *outputs)]
+    return short if parts.state.states is None else [*short, max(0, short_slots)]
 
 
 def _slots_lacking(parts: CacheParts, coming: list[tuple[Sequence, int]], staying: list[tuple[Sequence, int]]) -> int:
