@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 
+from pagecore import AttentionSpec
 from pagecore.errors import InvalidSequence, OutOfBlocks, OutOfRows, ShapeError
 
 
@@ -68,7 +69,8 @@ class FakeCache:
     pins a prefix has its own copy of the block, the block of the tree is available too: one of the copies replaces it.
     """
 
-    num_states = row_slots = 0
+    num_states = 0
+    num_layers = num_groups = 1
     has_tiers = False
 
     def __init__(self, num_blocks, block_size=4, max_sequences=8, max_tokens_per_sequence=None, prefix_cache=True):
@@ -199,6 +201,15 @@ class FakeCache:
         # There are no windows: the blocks do not depend on the steps.
         total = sum(new + len(copies) for new, copies in self._needs(sequences, counts))
         return max(total - self.num_available, 0)
+
+    def shortages(self, sequences, counts, step_tokens=None):
+        return [self.shortage(sequences, counts)]
+
+    def spec(self, layer):
+        return AttentionSpec(1, 8)
+
+    def group_of(self, layer):
+        return 0
 
     def try_prepare(self, sequences, counts, out, draft_ids=None):
         assert not out.in_flight, "the previous batch was neither committed nor abandoned"

@@ -26,6 +26,12 @@ class FifoCache(FakeCache):
         super()._publish(sequence)
         self.used = {key: time for key, time in self.used.items() if key in self.tree}
 
+    def is_shared(self, sequence):
+        """Return True if another sequence holds a block of a sequence, or pins one that the tree has."""
+        others = [one for one in self.sequences.values() if one is not sequence and not one.is_swapped]
+        blocks = {block for one in others for block in one.blocks}
+        return not blocks.isdisjoint(sequence.blocks) or any(self.holds[key] > 1 for key in sequence.hold)
+
 
 class Row:
     """A run of the model."""
@@ -215,7 +221,12 @@ class SchedulerModel:
         while True:
             missing = self.missing(rows, needs, row) if wanted is None else wanted - self.cache.num_available
             idle = self.victims([row])
-            if missing <= 0 or not idle or missing > most + self.held_by(idle):
+            if missing <= 0 or not idle:
+                break
+            if wanted is not None and missing > most + self.held_by(idle)[0]:
+                break
+            lacked = self.lacked(*self.demand(rows, needs, row)) if wanted is None else []
+            if lacked and not self.suffice([most + held for held in self.held_by(idle, row)], lacked):
                 break
             self.reclaim(idle[0])
         for other in sorted(newest_first, key=lambda one: one.request.priority):
@@ -401,14 +412,20 @@ class SchedulerModel:
 
     def fits(self, rows, needs, row):
         """Return True once there is room for a row; rows between two turns give way if all of them may suffice."""
+        reclaimed, may_share = self.reclaimed, self.share_blocks(self.victims([row]))
         while missing := self.missing(rows, needs, row):
-            if self.running and missing > self.held_by(self.victims([row])):
-                return False
+            lacked = self.lacked(*self.demand(rows, needs, row))
+            if self.running and not self.suffice(self.held_by(self.victims([row]), row), lacked):
+                break
             if not self.reclaim_next(keep=[row]):
-                return False
-        return True
+                break
+        assert not missing or not self.running or self.reclaimed == reclaimed or may_share, "a run gave way for nothing"
+        return not missing
 
     def missing(self, rows, needs, row):
+        return max(self.lacked(*self.demand(rows, needs, row)))
+
+    def demand(self, rows, needs, row):
         needs = [*needs, row.left]
         rows = [*rows, row]
         if self.ratio is not None and len(self.running) > 0:
@@ -417,7 +434,11 @@ class SchedulerModel:
                 for one, need in zip(rows, needs, strict=True)
             ]
         needs = [max(need, self.decode_counts.get(one, 0)) for one, need in zip(rows, needs, strict=True)]
-        return self.cache.shortage(self.sequences(rows), needs)
+        return self.sequences(rows), needs
+
+    def lacked(self, sequences, needs):
+        """Return the blocks that a step lacks in each group, state slots last."""
+        return self.cache.shortages(sequences, needs)
 
     def future(self, row):
         ratio = 1.0 if row.request.ignore_eos else self.ratio
@@ -615,10 +636,12 @@ class SchedulerModel:
             return False
         self.pin(row)
         needs = [row.sequence], [max(count - row.sequence.num_computed_tokens, 1)]
-        while 0 < (missing := self.cache.shortage(*needs)) <= self.held_by(victims):
+        reclaimed, may_share = self.reclaimed, self.share_blocks(victims)
+        while any(lacked := self.lacked(*needs)) and self.suffice(self.held_by(victims, row), lacked):
             self.reclaim(victims.pop(0))
+        assert not any(lacked) or self.reclaimed == reclaimed or may_share, "a run gave way for nothing"
         self.unpin(row)
-        return missing == 0
+        return not any(lacked)
 
     @property
     def used_rows(self):
@@ -662,11 +685,20 @@ class SchedulerModel:
         held = [row for row in order if row in self.continuing and row.sequence and not row.sequence.is_swapped]
         return self.parked + [row for row in held[::-1] if row not in keep and row is not self.pinned]
 
-    def held_by(self, rows):
-        """Return the most blocks, or state slots, that rows between two turns may free."""
-        size, slots = self.cache.block_size, self.cache.row_slots
+    def held_by(self, rows, coming=None):
+        """Return the most blocks, and state slots, that rows between two turns free for a row that is coming."""
+        size, swaps = self.cache.block_size, coming is not None and coming.sequence.is_swapped
         held = [(row, row.kept if row in self.idle else row.sequence) for row in rows]
-        return sum(max(math.ceil(one.capacity / size) + (row.request.samples > 1), slots) for row, one in held)
+        blocks = sum(math.ceil(one.capacity / size) + (row.request.samples > 1) for row, one in held)
+        return [blocks, sum(self.cache.slots_of(one, swaps) for _, one in held)] if self.cache.num_states else [blocks]
+
+    def suffice(self, held, lacked):
+        return all(one >= other for one, other in zip(held, lacked, strict=True))
+
+    def share_blocks(self, rows):
+        """Return True if others hold blocks or slots of rows between two turns, too."""
+        held = [row.kept if row in self.idle else row.sequence for row in rows]
+        return any(row.request.samples > 1 for row in rows) or any(map(self.cache.is_shared, held))
 
     def reclaim_next(self, keep=()):
         victims = self.victims(keep)

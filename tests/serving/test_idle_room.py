@@ -3,21 +3,26 @@
 import numpy as np
 import pytest
 
-from pagecore import AttentionSpec, PagedKVCache
+from pagecore import AttentionSpec, PagedKVCache, StateSpec
 from pagecore.serving import Request, Scheduler
 from pagecore.serving.scheduling.request import State
+from pagecore.storage import Plane
 from tests.serving.runs import advance, drain
 
+HASH = (Plane("hash", (1,), "int32", per="sequence"),)
 SPECS = {
     "one group": [AttentionSpec(1, 8)],
     "two groups": [AttentionSpec(1, 8), AttentionSpec(1, 8, window=8)],
+    "states": [AttentionSpec(1, 8), StateSpec(HASH, chunk=4, interval=4)],
+    "states not in place": [AttentionSpec(1, 8), StateSpec(HASH, chunk=4, interval=4, in_place=False)],
 }
 
 
-def made(specs="one group", num_idle=2, rows=8, **options):
+def made(specs="one group", num_idle=2, rows=8, num_states=60, **options):
     """Return a scheduler over 8 blocks of 4 tokens in each group, of which idle runs hold 2 each."""
+    states = {"num_states": num_states} if specs.startswith("states") else {}
     cache = PagedKVCache(
-        SPECS[specs], num_blocks=9, block_size=4, max_sequences=rows, device="none", prefix_cache=False
+        SPECS[specs], num_blocks=9, block_size=4, max_sequences=rows, device="none", prefix_cache=False, **states
     )
     scheduler = Scheduler(cache, headroom=0.0, **options)
     for number in range(num_idle):
@@ -75,9 +80,10 @@ def test_a_larger_priority_that_cannot_have_its_rows_takes_no_blocks_either(samp
     assert (scheduler.num_reclaimed, scheduler.num_preemptions) == (reclaimed, samples == 1)
 
 
+@pytest.mark.parametrize("specs", SPECS)
 @pytest.mark.parametrize(("num_tokens", "has_room", "reclaimed"), [(12, True, 0), (13, True, 1), (29, False, 0)])
-def test_an_import_takes_blocks_of_idle_runs_only_if_they_suffice(num_tokens, has_room, reclaimed):
-    scheduler = made()
+def test_an_import_takes_blocks_of_idle_runs_only_if_they_suffice(specs, num_tokens, has_room, reclaimed):
+    scheduler = made(specs)
     scheduler.add(Request(2, [2], 9))
     advance(scheduler)
     run = scheduler.add(Request(3, range(30), 1))

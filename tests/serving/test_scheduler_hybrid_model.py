@@ -48,8 +48,8 @@ class ModelSequence:
 class ModelCache:
     """A cache as the model of the scheduler uses it: sequences of `ModelSequence`."""
 
-    def __init__(self, cache, least_states, grid, row_slots):
-        self.cache, self.least_states, self.grid, self.row_slots = cache, least_states, grid, row_slots
+    def __init__(self, cache, least_states, grid):
+        self.cache, self.least_states, self.grid = cache, least_states, grid
 
     def __getattr__(self, name):
         return getattr(self.cache, name)
@@ -65,6 +65,22 @@ class ModelCache:
 
     def shortage(self, sequences, counts):
         return self.cache.shortage([one.held for one in sequences], counts)
+
+    def shortages(self, sequences, counts):
+        return self.cache.shortages([one.held for one in sequences], counts)
+
+    def slots_of(self, sequence, swaps):
+        checkpoint = self.cache.checkpoint(sequence.held)
+        in_place = self.cache.spec(1).in_place
+        return bool(self.cache.state_slot(sequence.held)) + (not in_place) + (swaps and checkpoint is not None)
+
+    def is_shared(self, sequence):
+        """Return True if another sequence holds a block or the state of a sequence."""
+        held = [one for one in self.cache.sequences.values() if not one.is_swapped]
+        slot, slots = self.cache.state_slot(sequence.held), [self.cache.state_slot(one) for one in held]
+        table = self.cache.block_table(0).numpy()
+        blocks, own = table[[one.row for one in held]], table[sequence.held.row]
+        return (slot > 0 and slots.count(slot) > 1) or any(np.count_nonzero(blocks == one) > 1 for one in own[own > 0])
 
     def try_prepare(self, sequences, counts, batch):
         return self.cache.try_prepare([one.held for one in sequences], counts, batch)
@@ -124,7 +140,7 @@ class HybridSchedulerMachine(SchedulerMachine):
         (prefill, longest, checkpoints), (ratio, threshold) = limits, future
         grid, least = math.lcm(chunk, 2), (1 if in_place else 2) + self.max_drafts
         self.start(
-            [caches[0], ModelCache(caches[1], least, grid, 5 + self.max_drafts)], spaces,
+            [caches[0], ModelCache(caches[1], least, grid)], spaces,
             max_running=max_running, max_tokens=max_tokens, overlap=overlap, policy=policy, max_wait=max_wait,
             prefill=prefill, chunk=longest, share=share and reuse, ratio=ratio, checkpoints=checkpoints,
             states_per_run=states_per_run and states_per_run + self.max_drafts,

@@ -17,6 +17,7 @@ from pagecore.serving.scheduling.sharing import SharedPrompts
 from pagecore.storage.checks import ceil_div
 
 if TYPE_CHECKING:
+    from pagecore.cache import Sequence
     from pagecore.serving.scheduling.limits import Limits
     from pagecore.serving.scheduling.request import Run
     from pagecore.serving.scheduling.roster import Roster
@@ -121,9 +122,15 @@ class Admission:
             wanted += sum(expected_blocks(one, size, ratio) - one.sequence.capacity // size for one in roster.running)
         while True:
             missing = self._count_missing([run]) if wanted is None else wanted - cache.num_available
-            if missing <= 0 or not roster.can_free(missing - others, roster.victims((run,))):
+            if missing <= 0 or not (roster.parked or roster.continuing):
                 return missing
-            if not roster.reclaim_next(keep=(run,)):
+            victims = roster.victims((run,))
+            if wanted is None:
+                lacked = [max(one - others, 0) for one in self._list_missing([run])]
+                suffices = roster.can_free(lacked, victims, swaps=run.sequence.is_swapped)
+            else:
+                suffices = missing - others <= roster.most_blocks(victims)
+            if not suffices or not roster.reclaim_next(keep=(run,)):
                 return missing
 
     def _stage(self, size: int) -> tuple[list[Run], dict[Run, int]]:
@@ -208,8 +215,12 @@ class Admission:
         Runs between two turns give their blocks up for that, unless all of them hold too few and others run.
         """
         is_alone = len(runs) == 1 and not self._roster.running
-        while missing := self._count_missing(runs):
-            if not self._roster.reclaim_blocks(missing, keep=runs, must_suffice=not is_alone):
+        swaps = any(run.sequence.is_swapped for run in runs)
+        while self._count_missing(runs):
+            if not (self._roster.parked or self._roster.continuing):
+                return False
+            missing = self._list_missing(runs)
+            if not self._roster.reclaim_blocks(missing, keep=runs, must_suffice=not is_alone, swaps=swaps):
                 return False
         return True
 
@@ -218,6 +229,14 @@ class Admission:
 
         In the blocks of a window, a prompt needs room for its window and one part; the step is fitted to it later.
         """
+        return self._roster.cache.shortage(*self._demand(runs), step_tokens=self._limits.prompt_tokens)
+
+    def _list_missing(self, runs: list[Run]) -> list[int]:
+        """Return `_count_missing` of each group, the state slots last."""
+        return self._roster.cache.shortages(*self._demand(runs), step_tokens=self._limits.prompt_tokens)
+
+    def _demand(self, runs: list[Run]) -> tuple[list[Sequence], list[int]]:
+        """Return the sequences of the rows and of `runs`, and the tokens that each may still compute."""
         sequences = self._rows.sequences + [run.sequence for run in runs]
         lacking = [run.num_tokens_left for run in runs]
         is_alone = len(runs) == 1 and not self._roster.running
@@ -225,7 +244,7 @@ class Admission:
         if self._roster.running:
             last = self._limits.max_length - runs[-1].sequence.num_computed_tokens
             needs[-1] = min(needs[-1] + self._limits.headroom, last)
-        return self._roster.cache.shortage(sequences, needs, step_tokens=self._limits.prompt_tokens)
+        return sequences, needs
 
     def _with_future(self, runs: list[Run], needs: list[int]) -> list[int]:
         """Add the slots of tokens to be generated, up to the longest sequence that the cache can hold."""

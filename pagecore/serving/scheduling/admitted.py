@@ -159,7 +159,8 @@ class AdmittedRuns(LoadingRuns):
         """Let runs between two turns give way until an import of `num_tokens` for a run of the queue has room.
 
         Runs of `in_flight` keep their sequences. Return False if there is no room; at most one run, with a row, has
-        given way then, unless those that did hold blocks that others hold, too.
+        given way then, unless some share blocks. A shared block is not freed, but a later write then needs no copy of
+        it; both count as one block.
         """
         for one in list(self.pinned):
             self.unpin(one)
@@ -172,10 +173,10 @@ class AdmittedRuns(LoadingRuns):
             return False
         self.pin(run)
         left = max(num_tokens - run.sequence.num_computed_tokens, 1)
-        while (missing := self.cache.shortage([run.sequence], [left])) and self.can_free(missing, victims):
+        while any(missing := self.cache.shortages([run.sequence], [left])) and self.can_free(missing, victims):
             self.reclaim(victims.popleft())
         self.unpin(run)
-        return not missing
+        return not any(missing)
 
     def lacks_encoder_room(self, step_tokens: int) -> bool:
         """Return True if only rows or blocks for its encoder output are short for a run that holds a sequence.

@@ -8,8 +8,8 @@ I2: rows of the cache that idle and continuing runs hold never keep a run from b
 Idle runs give way first, the longest idle first. Runs of the queue that hold what they computed in an earlier turn, or
 what an import has brought, give way next, in reverse order of the queue: by priority under that policy. As for
 preempted runs, their sequences move to the swap space or are removed, and the prefix cache may keep their blocks. None
-gives its blocks up for a request that has to wait all the same, because all of them hold too few: `num_freed` bounds
-what each of them frees in every group.
+gives its blocks up for a request that has to wait while others run, because all of them hold too few: `Holdings` bounds
+what each of them frees, in each group for itself.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pagecore.errors import InvalidSequence, OutOfBlocks, UnsupportedOption
+from pagecore.serving.scheduling.holdings import Holdings
 from pagecore.serving.scheduling.request import State
 from pagecore.serving.scheduling.waiting import WaitingRuns
-from pagecore.storage import StateSpec
 from pagecore.storage.checks import ceil_div
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pagecore.cache import PagedKVCache, Sequence, SwapSpace
     from pagecore.serving.scheduling.request import Request, Run
 
-__all__ = ["IdleRuns", "knows_all", "row_slots"]
+__all__ = ["IdleRuns", "knows_all"]
 
 
 class IdleRuns(WaitingRuns):
@@ -55,7 +55,7 @@ class IdleRuns(WaitingRuns):
         self.idle: dict[Run, Sequence | None] = {}
         self.parked: dict[Run, None] = {}
         self.num_reclaimed = 0
-        self._row_slots = row_slots(cache)
+        self._holdings = Holdings(cache)
 
     def make_idle(self, run: Run) -> None:
         """Let a run whose tokens are complete become idle. A part of a transition: it may be repeated."""
@@ -141,53 +141,71 @@ class IdleRuns(WaitingRuns):
             self.reclaim(run)
         return run is not None
 
-    def reclaim_blocks(self, missing: int, keep: Container[Run], *, must_suffice: bool) -> bool:
-        """Let runs between two turns give up `missing` blocks or fewer, at least those of one.
+    def reclaim_blocks(
+        self, missing: list[int], keep: Container[Run], *, must_suffice: bool, swaps: bool = False
+    ) -> bool:
+        """Let runs between two turns give up the `missing` blocks of each group, or fewer, at least those of one run.
 
-        With `must_suffice` none gives way if all of them together hold fewer than `missing`. No more runs give way than
+        With `must_suffice` none gives way if all of them together hold too few in any group. No more runs give way than
         one after the other would, with `missing` counted again after each of them.
+
+        Parameters
+        ----------
+        missing : list of int
+            As from `PagedKVCache.shortages`.
+        keep : container of Run
+        must_suffice : bool
+        swaps : bool
+            True if `missing` includes a swap_in.
 
         Returns
         -------
         bool
             False if no run has given way.
         """
-        chosen: list[tuple[Run, int]] = []
-        left = 0
+        wanted = np.array(missing)
+        chosen: list[tuple[Run, NDArray[np.int64]]] = []
+        reclaimable = np.zeros_like(wanted)
         for run in self.victims(keep):
-            chosen.append((run, self.num_freed(run)))
-            left += chosen[-1][1]
-            if left >= 2 * missing:  # while the first of them give way, the others suffice
+            chosen.append((run, self._upper_bounds(run, swaps=swaps)))
+            reclaimable += chosen[-1][1]
+            if (reclaimable >= 2 * wanted).all():  # while the first of them give way, the others suffice
                 break
-        if must_suffice and left < missing:
+        if must_suffice and (reclaimable < wanted).any():
             return False
-        freed = 0
-        for run, most in chosen:
-            freed, left = freed + most, left - most
+        freed = np.zeros_like(wanted)
+        for run, upper_bound in chosen:
+            freed += upper_bound
+            reclaimable -= upper_bound
             self.reclaim(run)
-            if freed >= missing or (must_suffice and left < missing):
+            if (freed >= wanted).all() or (must_suffice and (reclaimable < wanted).any()):
                 break
         return bool(chosen)
 
-    def can_free(self, missing: int, runs: Iterable[Run]) -> bool:
-        """Return False if runs between two turns together hold fewer blocks, or state slots, than `missing`."""
-        freed = 0
-        for run in runs:
-            freed += self.num_freed(run)
-            if freed >= missing:
-                return True
-        return missing <= 0
+    def can_free(self, missing: list[int], runs: Iterable[Run], *, swaps: bool = False) -> bool:
+        """Return False if runs between two turns together hold too few of the `missing` blocks of any group.
 
-    def num_freed(self, run: Run) -> int:
-        """Return the most blocks that a run between two turns frees in any group, state slots counting as a group.
-
-        A block that others hold, too, does not become free: that they need no copy of it counts instead. A sample may
-        spare the copy of one more.
+        `missing` and `swaps` are those of `reclaim_blocks`.
         """
+        wanted = np.array(missing)
+        freed = np.zeros_like(wanted)
+        for run in runs:
+            if (freed >= wanted).all():
+                return True
+            freed += self._upper_bounds(run, swaps=swaps)
+        return bool((freed >= wanted).all())
+
+    def most_blocks(self, runs: Iterable[Run]) -> int:
+        """Return the most blocks that runs between two turns free together, each in the group where it holds most."""
+        return sum(self._holdings.most_blocks(run, self._held(run)) for run in runs)
+
+    def _upper_bounds(self, run: Run, *, swaps: bool) -> NDArray[np.int64]:
+        return np.array(self._holdings.upper_bounds(run, self._held(run), swaps=swaps))
+
+    def _held(self, run: Run) -> Sequence:
         held = self.idle.get(run, run.held)
         assert held is not None
-        tokens = max(held.capacity, run.request.cross_tokens or 0)
-        return max(ceil_div(tokens, self.cache.block_size) + (run.request.samples > 1), self._row_slots)
+        return held
 
     def make_rows(self, wanted: int, keep: Container[Run]) -> None:
         """Reclaim runs until those that hold a row leave `wanted` rows of the cache; some of these are of `keep`."""
@@ -255,12 +273,3 @@ def knows_all(held: Sequence, tokens: NDArray[np.int32], kept: int) -> bool:
         and held.num_tokens == len(tokens)
         and np.array_equal(np.asarray(held.tokens), tokens)
     )
-
-
-def row_slots(cache: PagedKVCache) -> int:
-    """Return the most state slots that a row of a cache holds, those of a step in flight included; 0 without states."""
-    if not cache.num_states:
-        return 0
-    specs = (cache.spec(layer) for layer in range(cache.num_layers))
-    # The states before and after the step and after each of its drafts, and checkpoints before, in and after it.
-    return 5 + max(spec.draft_tokens for spec in specs if isinstance(spec, StateSpec))
