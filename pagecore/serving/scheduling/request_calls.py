@@ -184,7 +184,8 @@ class SchedulerRequests(SchedulerView):
 
         The import may then take its row and blocks without touching the rows that are reserved for running requests,
         their samples included. Steps may be open. Idle runs keep their blocks if all of them hold too few; without a
-        row, the first of them gives its own up before the blocks are counted.
+        row, the first of them gives its own up before the blocks are counted. `schedule` lets them keep theirs
+        while others run; if nothing runs, all may give way to the first request, which may still wait for an import.
 
         Parameters
         ----------
