@@ -37,7 +37,7 @@ LATENT_PRODUCT_RATIO_MIN = 0.5
 # Slot-mapped writes as multiples of NumPy fancy indexing, by the number of tokens.
 WRITE_RATIO_MIN = MappingProxyType({8: 1.0, 64: 1.0, 2048: 1.7})
 # Quantised caches: decode from DRAM on two threads as a multiple of the tokens a second over bfloat16, by the bits of a
-# code, and the write as a share of the bytes that a write of bfloat16 reads in a second.
+# code, and the write of whole blocks as a share of the bytes that a write of bfloat16 reads in a second.
 FORMAT_DECODE_RATIO_MIN = MappingProxyType({8: 1.6, 4: 2.2})
 FORMAT_WRITE_RATIO_MIN = 0.5
 # Against the 8-bit cache of OpenVINO.

@@ -25,13 +25,14 @@ from bench.host.attention_load import Load, Paged, Shape
 from bench.host.sealed_load import BLOCK as SEALED_BLOCK
 from bench.host.sealed_load import Sealed
 from bench.peers import PeerMissing, openvino
-from pagecore import paged_attention, write_kv
+from pagecore import paged_attention, quantize, write_kv
 from pagecore.arrays.dtypes.formats import FORMATS, SEALED_FORMATS, Format
 
 PLAIN, BLOCK = "bfloat16", 16
 DRAM = Shape(32, 8, 128, 8, 16384)
 PROMPT = 2048
-WRITTEN = (2048, 8)  # tokens of a write: of a prompt, and of a step of decode
+WRITTEN = {2048: BLOCK, 8: 1}  # tokens of a write and of each of its blocks: a prompt, and a step of decode
+POISON = 0xFF  # as a float8 code it is NaN
 # Largest relative error of the output, by the bits of a code.
 ERROR_MAX = {8: 0.1, 4: 0.35, 2: 0.8}
 CHUNK = 4096  # blocks that are quantised at a time
@@ -111,8 +112,8 @@ def run(bench: Bench, _options: argparse.Namespace) -> None:
             _peer(bench, shape, paged, stored, threads[-1])
         _prefill(bench, prompt, Stored(prompt, format), threads[-1])
         for count in threads:
-            for tokens in bench.pick(WRITTEN, (64, 8)):
-                _write(bench, paged, stored, count, tokens)
+            for tokens, in_block in bench.pick(WRITTEN, {64: BLOCK, 8: 1}).items():
+                _write(bench, paged, stored, count, tokens, in_block)
     in_sealed_blocks = Paged(Load(shape, PLAIN), SEALED_BLOCK)
     for name in SEALED_FORMATS:
         sealed = Sealed(in_sealed_blocks, name)
@@ -228,20 +229,19 @@ def _prefill(bench: Bench, paged: Paged, stored: Stored, count: int) -> None:
     )
 
 
-def _slots(blocks: int, tokens: int, random: np.random.Generator) -> list[np.ndarray]:
-    """Return slots of calls: of a prompt whole scattered blocks, of a step of decode one slot in each block."""
-    each = min(BLOCK, tokens // 8)
-    count = tokens // each
+def _slots(blocks: int, tokens: int, in_block: int, random: np.random.Generator) -> list[np.ndarray]:
+    """Return the slots of calls: the first `in_block` slots of scattered blocks, `tokens` in a call."""
+    count = tokens // in_block
     order = random.permutation(np.arange(1, blocks))[: (blocks - 1) // count * count]
-    return [(part[:, None] * BLOCK + np.arange(each)).reshape(-1) for part in order.reshape(-1, count)]
+    return [(part[:, None] * BLOCK + np.arange(in_block)).reshape(-1) for part in order.reshape(-1, count)]
 
 
-def _write(bench: Bench, paged: Paged, stored: Stored, count: int, tokens: int) -> None:
-    """Write new keys and values to other slots in each call."""
+def _write(bench: Bench, paged: Paged, stored: Stored, count: int, tokens: int, in_block: int) -> None:
+    """Write new keys and values to other slots in each call. A write of whole blocks has a target."""
     blocks, _, heads, dim = paged.key_cache.shape
     random = np.random.default_rng(0)
     new = random.standard_normal((2, tokens, heads, dim), dtype=np.float32).astype(paged.key_cache.dtype)
-    slots = _slots(blocks, tokens, random)
+    slots = _slots(blocks, tokens, in_block, random)
     ours_slots, plain_slots = cycle(slots), cycle(slots)
     plain = [_by_head(blocks, heads, dim, PLAIN) for _ in range(2)]
 
@@ -253,9 +253,14 @@ def _write(bench: Bench, paged: Paged, stored: Stored, count: int, tokens: int) 
 
     def check() -> None:
         where = next(ours_slots)
+        place = where // BLOCK, where % BLOCK
+        caches = [cache.view(np.uint8) for cache in stored.caches]
+        for cache in caches:
+            cache[place] = POISON
         stored.write(new[0], new[1], where)
-        held = stored.caches[0].view(np.uint8)[where // BLOCK, where % BLOCK]
-        assert held.any(), "the write has left zeros"
+        for rows, cache in zip(new, caches, strict=True):
+            codes, _ = quantize(rows, stored.name)
+            assert np.array_equal(cache[place], codes.view(np.uint8)), "the written codes differ from those of quantize"
 
     with on_threads(count, None):
         bench.compare(
@@ -264,9 +269,10 @@ def _write(bench: Bench, paged: Paged, stored: Stored, count: int, tokens: int) 
             {PLAIN: control},
             check=check,
             nbytes=new.nbytes,
-            at_least={PLAIN: FORMAT_WRITE_RATIO_MIN},
+            at_least={PLAIN: FORMAT_WRITE_RATIO_MIN} if in_block == BLOCK else None,
             sizes={
                 "tokens": tokens,
+                "tokens_in_block": in_block,
                 "kv_heads": heads,
                 "head_dim": dim,
                 "format": stored.name,
