@@ -12,7 +12,7 @@ from pagecore.arrays.dtypes.formats import FORMATS
 from pagecore.ops.cpu import set_num_threads
 from tests.ops.cases import DTYPES
 from tests.ops.instruction_sets import on_every_isa
-from tests.ops.written_cases import ALL, LAYOUTS, Stored, hard_numbers
+from tests.ops.written_cases import ALL, LAYOUTS, Stored, finite_numbers, hard_numbers
 from tests.together import together
 
 HEADS = 3
@@ -56,6 +56,28 @@ def test_every_source_dtype_on_every_instruction_set(dtype, format):
     write(key, value, keys, values, slots)
     keys.check()
     values.check()
+
+
+@pytest.mark.slow
+@together(("format", "factor"), [("fp4_block16", None), ("mxfp8", None), ("nvfp4", 0.25), ("nvfp4", 2.0**-12)])
+@together("dtype", DTYPES)
+@on_every_isa
+def test_finite_rows_with_one_slot_a_block_and_in_runs(dtype, format, factor):
+    """Rows without NaN and infinity, whose codes are computed in words; all heads of a single token are one batch."""
+    slots = np.concatenate([np.arange(6), np.arange(2, 16) * 4 + np.arange(14) % 4, [-1], np.arange(65, 71)])
+    for layout in ("HND", "NHD"):
+        sides = []
+        for dim, seed in ((96, 0), (160, 1)):
+            rows = finite_numbers(len(slots) * HEADS, dim, dtype, seed).reshape(-1, HEADS, dim)
+            if factor is not None:
+                rows = (rows * factor).astype(rows.dtype)
+            stored = Stored(format, layout, 19, 4, HEADS, dim, factor)
+            stored.expect(rows, slots)
+            sides.append((rows, stored))
+        (key, keys), (value, values) = sides
+        write(key, value, keys, values, slots)
+        keys.check()
+        values.check()
 
 
 @together("format", ["float8_e4m3fn", "float8_e5m2", "float8_token", "int8_token", "int4_token"])

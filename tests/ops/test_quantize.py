@@ -166,14 +166,16 @@ def test_quotients_around_every_tie_are_rounded_as_divisions(format, factor):
     assert_bytes(scales, expected_scales)
 
 
-@together("factor", [1.0, 0.25, 2.0**-61, 0.7])
+@together("dtype", DTYPES)
+@together("factor", [1.0, 0.25, 2.0**-12, 2.0**-61, 0.7])
 @on_every_isa
-def test_bfloat16_at_ties_and_beside_them_by_every_scale(factor):
+def test_numbers_at_and_next_to_ties_by_every_scale(factor, dtype):
     """Quotients by a power of two times e4m3 are compared with ties without being rounded as divisions."""
+    number, word = DTYPES[dtype], f"u{DTYPES[dtype].itemsize}"
     divisor = twin.E4M3[1:127, None].astype(np.float32) * np.float32(factor)
-    ties = (twin.E2M1_BOUNDS.astype(np.float32) * divisor).astype(ml_dtypes.bfloat16).view(np.uint16)
-    near = (ties[..., None] + np.arange(-2, 3)).astype(np.uint16).reshape(len(ties), -1)
-    x = np.random.default_rng(4).choice(near, 128, axis=1).view(ml_dtypes.bfloat16)
+    ties = (twin.E2M1_BOUNDS.astype(np.float32) * divisor).astype(number).view(word).astype(np.int64)
+    near = np.maximum(ties[..., None] + np.arange(-2, 3), 0).astype(word).reshape(len(ties), -1)
+    x = np.random.default_rng(4).choice(near, 128, axis=1).view(number)
     x[:, 1::2] *= -1
     x[:, ::16] = 6 * divisor
     codes, scales = pagecore.quantize(x, "nvfp4", factor)

@@ -49,8 +49,18 @@ def poisoned(layout: str, shape: tuple[int, int, int, int], dtype: Any) -> npt.N
 class Stored:
     """Poisoned codes and scales of one cache, and the expected bytes of what is written to it."""
 
-    def __init__(self, format: str, layout: str, blocks: int, block_size: int, heads: int, dim: int) -> None:
+    def __init__(
+        self,
+        format: str,
+        layout: str,
+        blocks: int,
+        block_size: int,
+        heads: int,
+        dim: int,
+        factor: float | None = None,
+    ) -> None:
         self.format, self.kind, self.dim = format, kind_of(format), dim
+        self.factor = factor_of(format) if factor is None else factor
         shape = blocks, block_size, heads
         self.codes = poisoned(layout, (*shape, self.kind.row_codes(dim)), self.kind.dtype.numpy)
         self.plane: npt.NDArray[Any] | None = None
@@ -65,12 +75,12 @@ class Stored:
             given[f"{name}_scale"] = self.plane
         if self.kind.takes_factor:
             suffix = "scale" if self.plane is None else "global_scale"
-            given[f"{name}_{suffix}"] = factor_of(self.format)
+            given[f"{name}_{suffix}"] = self.factor
         return given
 
     def expect(self, rows: npt.NDArray[Any], slots: Any) -> None:
         """Note that ``rows[i]``, ``[heads, dim]``, is written to ``slots[i]``."""
-        codes, scales = twin.quantize_row(rows, self.format, factor_of(self.format))
+        codes, scales = twin.quantize_row(rows, self.format, self.factor)
         size = self.codes.shape[1]
         for i, slot in enumerate(slots):
             if slot >= 0:
@@ -91,7 +101,7 @@ class Stored:
     def numbers(self) -> npt.NDArray[np.float32]:
         """Return the stored numbers, ``[num_blocks, block_size, heads, dim]``; poison is NaN or any number."""
         codes, scales = self.bytes()
-        return twin.dequantize_row(codes, self.format, scales, factor_of(self.format))
+        return twin.dequantize_row(codes, self.format, scales, self.factor)
 
 
 def hard_numbers(count: int, dim: int, dtype: str = "float32", seed: int = 0) -> npt.NDArray[Any]:
@@ -109,3 +119,11 @@ def hard_numbers(count: int, dim: int, dtype: str = "float32", seed: int = 0) ->
     x[72:80] = np.float32(2.0) ** rng.integers(-130, 127, size=(8, dim))
     with np.errstate(over="ignore", invalid="ignore"):
         return x.astype(DTYPES[dtype])
+
+
+def finite_numbers(count: int, dim: int, dtype: str = "float32", seed: int = 0) -> npt.NDArray[Any]:
+    """Return rows of finite numbers and zeros of both signs; the standard deviation of each row is a power of two."""
+    rng = np.random.default_rng(seed)
+    x = (rng.normal(size=(count, dim)) * 2.0 ** rng.integers(-6, 4, size=(count, 1))).astype(np.float32)
+    x[:, ::7], x[:, 3::11] = 0, -0.0
+    return x.astype(DTYPES[dtype])
