@@ -6,6 +6,7 @@ from pagecore import (
     available_isas,
     copy_blocks,
     gather_blocks,
+    isa,
     merge_attention,
     move_slots,
     paged_attention,
@@ -51,6 +52,28 @@ class Arrays:
         return items, [array.tobytes() for array in (*self.caches, self.out, self.lse)]
 
 
+class InstructionSet:
+    """The instruction set in use, and another one if the machine has two."""
+
+    def __init__(self):
+        self.used = isa()
+        self.other = next((name for name in available_isas() if name != self.used), self.used)
+
+    def signature(self):
+        """Return the instruction set in use, and use the first one again."""
+        now = isa()
+        set_isa(self.used)
+        return now
+
+
+class OtherInstructionSet(InstructionSet):
+    """Another instruction set than the one of the process, in use."""
+
+    def __init__(self):
+        super().__init__()
+        set_isa(self.other)
+
+
 ARRAY_CALLS = {
     "plan_attention": lambda state: plan_attention(state.starts, state.lens, window=40, **HEADS),
     "plan_attention into a plan": lambda state: plan_attention(
@@ -66,8 +89,9 @@ ARRAY_CALLS = {
         state.query, state.lse, state.query, state.lse, out=state.out, lse=state.lse
     ),
     "select_topk": lambda state: select_topk(state.query[:, 0], 20),
-    "set_isa": lambda state: set_isa(available_isas()[0]),
 }
 # These make arrays for their results after the work is done.
 RETURNS = ("paged_attention", "paged_attention with a plan")
 CASES = {name: Case(Arrays, call, may_be_done=name in RETURNS) for name, call in ARRAY_CALLS.items()}
+CASES["set_isa"] = Case(InstructionSet, lambda state: set_isa(state.other))
+CASES["set_isa to the default"] = Case(OtherInstructionSet, lambda state: set_isa(None))

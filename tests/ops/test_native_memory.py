@@ -10,4 +10,4 @@ pytestmark = pytest.mark.slow
 def test_a_failed_native_allocation_leaves_operators_and_their_arguments_as_they_were(tmp_path):
     outcome = run_cases(tmp_path, "tests.ops.failing_calls", 4)
     assert not outcome.problems, "\n".join(outcome.problems)
-    assert sum(outcome.points.values()) >= len(outcome.points)
+    assert all(outcome.points.values()), outcome.points

@@ -417,10 +417,19 @@ cpdef str set_isa(object name):
             f"instruction set {shown(name)} is unknown; this machine has {', '.join(available_isas())}"
         )
     cdef bytes encoded = b"" if name is None else (<str>name).encode()
-    cdef string chosen
+    cdef str answer = encoded.decode()  # before anything changes: memory may run out
+    cdef string chosen, before
     chosen.assign(<const char*>encoded, <size_t>len(encoded))
+    if name is not None:
+        choose_isa(chosen)
+        return answer
+    before.assign(current_isa())
     choose_isa(chosen)
-    return isa()
+    try:
+        return isa()
+    except MemoryError:
+        choose_isa(before)
+        raise
 
 
 cpdef tuple available_isas():
