@@ -275,7 +275,7 @@ cdef Tensor stored_scales(object scales, Tensor codes, Format kind, str format, 
 cdef Tensor factors_of(Format kind, object scale, Tensor rows, const Place* place):
     """Return the given factors as contiguous float32: one, or one for each entry of the axis before the last.
 
-    Factors on the host are checked for rows on a device as well; None is returned for factors on a device.
+    Equal factors are returned as one: rows with one factor are quantised as one batch. Factors on the host are checked for rows on a device as well; None is returned for factors on a device.
     """
     cdef Tensor factors
     cdef Place here = place[0]
@@ -297,7 +297,7 @@ cdef Tensor factors_of(Format kind, object scale, Tensor rows, const Place* plac
     given = np.ascontiguousarray(factors.numpy(), np.float32)
     if kind == Format.NVFP4 and not (given > 0).all():
         raise UnsupportedOption(f"scale holds {given.min()}; the global scale of nvfp4 must be above 0")
-    return as_tensor(given)
+    return as_tensor(given[:1] if (given == given[:1]).all() else given)
 
 
 cdef int fill_codec(
