@@ -33,4 +33,4 @@ cdef Tensor planned_tensor(object plan, int64_t num_sequences, const Place* plac
 
 # The array of the caller if it fits, or a new array if `out` is None: [shape[0], shape[1], shape[2]].
 cdef Tensor float_result(
-        object out, str name, const int64_t* shape, int dtype_code, object example, const Place* place)
+        Tensor out, str name, const int64_t* shape, int dtype_code, object example, const Place* place)

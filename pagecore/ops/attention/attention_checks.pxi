@@ -147,12 +147,11 @@ cdef bint speaks_dlpack(object obj) noexcept:
 
 
 cdef Tensor float_result(
-        object out, str name, const int64_t* shape, int dtype_code, object example, const Place* place):
+        Tensor out, str name, const int64_t* shape, int dtype_code, object example, const Place* place):
     """Return the array of the caller if it fits, or a new array if `out` is None."""
     if out is None:
         return new_result(3, shape, dtype_code, example, place)
-    cdef Tensor result = any_tensor(out, name)
-    check_place(result, name, place)
-    check_result(result, name, 3, shape, dtype_code)
-    check_last_axis(result, name)
-    return result
+    check_place(out, name, place)
+    check_result(out, name, 3, shape, dtype_code)
+    check_last_axis(out, name)
+    return out

@@ -82,7 +82,8 @@ def merge_attention(out_a, lse_a, out_b, lse_b, *, mask=None, out=None, lse=None
         check_length(b, "out_b", i, a.shape_[i], "as out_a has")
     cdef Tensor weight_a = lse_tensor(lse_a, "lse_a", a, &place)
     cdef Tensor weight_b = lse_tensor(lse_b, "lse_b", a, &place)
-    cdef Tensor result = float_result(out, "out", a.shape_, a.dtype_code, out_a, &place)
+    cdef Tensor given_out = None if out is None else any_tensor(out, "out")
+    cdef Tensor result = float_result(given_out, "out", a.shape_, a.dtype_code, out_a, &place)
     cdef Tensor weight = lse_result(lse, a.shape_, out_a, &place)
     cdef Tensor bits = None if mask is None else token_mask(mask, a.shape_[0], &place)
     if lse is not None:
@@ -159,7 +160,7 @@ def merge_attention_parts(outs, lses, cu_parts=None, *, out=None, lse=None, stre
     ([[[0.5, 1.0]]], 0.6931)
     """
     cdef Place place
-    cdef Tensor parts, weights, cu = None, result, weight
+    cdef Tensor parts, weights, cu = None, given_out, result, weight
     cdef int64_t shape[3]
     if cu_parts is None:
         parts = float_tensor(outs, "outs", 4, 3, "[num_tokens, num_parts, num_heads, head_dim]")
@@ -178,7 +179,8 @@ def merge_attention_parts(outs, lses, cu_parts=None, *, out=None, lse=None, stre
         if cu.device_type == CPU:
             check_parts(cu, parts.shape_[0])
         shape[0], shape[1], shape[2] = cu.shape_[0] - 1, parts.shape_[1], parts.shape_[2]
-    result = float_result(out, "out", shape, parts.dtype_code, outs, &place)
+    given_out = None if out is None else any_tensor(out, "out")
+    result = float_result(given_out, "out", shape, parts.dtype_code, outs, &place)
     weight = lse_result(lse, shape, outs, &place)
     for written, name in ((result, "out"), (weight, "lse")):
         check_apart(written, name, parts, "outs")
