@@ -2,6 +2,7 @@
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/products/multiply_pairs.hpp"
+#include "pagecore/ops/cpu/kernels/rows/quantize_groups.hpp"
 #include "pagecore/ops/cpu/kernels/tiles/panels.hpp"
 #if defined(PC_AMX)
 #include "pagecore/ops/cpu/kernels/products/decode_amx.hpp"
@@ -36,6 +37,23 @@ void multiply_in_parts(int64_t first_rows, const uint16_t* a, int64_t lda, const
   const float* rest = factor == nullptr ? nullptr : factor + first_rows;
   multiply_pairs(tiles, a + first_rows * lda, lda, b, ldb, c + first_rows * ldc, ldc, rest, rows - first_rows, depth,
                  columns);
+}
+
+bool are_usual(float magnitude, const char* numbers, int64_t rows, int64_t groups, char* codes, char* scales) {
+  const auto scale_of = [=](IntVec amax, IntVec& bytes, Vec& factor, Vec&) __attribute__((always_inline)) {
+    bytes = IntVec{};
+    factor = (Vec)amax;
+    return (IntVec)((Vec)amax != magnitude);
+  };
+  bool all = true;
+  const auto codes_of = [&](auto usual) {
+    all = all && decltype(usual)::value;
+    return [](const char*, const float*, const float*) __attribute__((always_inline)) { return Bytes{}; };
+  };
+  const int64_t dim = 16 * groups;
+  for_each_group<Float::BF16, 16, 2, false>({numbers, codes, scales, 2 * dim, dim / 2, groups, rows, dim, 1.0f},
+                                            scale_of, codes_of);
+  return all;
 }
 
 #if defined(PC_AMX)
@@ -107,6 +125,7 @@ const Products kProducts = {
     multiply_bytes,
     load_unconfigured,
     multiply_mismatched,
+    are_usual,
 };
 
 }  // namespace pagecore::test::PC_ISA

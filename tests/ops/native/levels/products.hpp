@@ -1,4 +1,4 @@
-// Packing and matrix products of one instruction set, for drivers.
+// Packing, matrix products and batches of groups of one instruction set, for drivers.
 #pragma once
 
 #include <string>
@@ -37,6 +37,9 @@ struct Products {
   // Misuses of AMX that the hardware would reject.
   void (*load_unconfigured)();
   void (*multiply_mismatched)();
+  // Quantises rows of bfloat16 in groups of 16, of which those without `magnitude` are unusual and the others used.
+  // Returns true if every batch is usual; writes codes of 0.
+  bool (*are_usual)(float magnitude, const char* numbers, int64_t rows, int64_t groups, char* codes, char* scales);
 };
 
 namespace v2 {

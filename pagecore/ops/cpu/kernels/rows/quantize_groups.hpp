@@ -141,7 +141,8 @@ PC_FORCE_INLINE void for_each_group(const RowBatch& given, ScaleOf&& scale_of, C
       const GroupRange range{first, last, begin, groups - begin < kGroupBatch ? groups - begin : kGroupBatch};
       bool is_finite;
       const int64_t total = list_magnitudes<From, kGroup, kKnown>(batch, range, numbers.magnitudes, is_finite);
-      store(reinterpret_cast<float*>(numbers.magnitudes + total), splat(1.0f));  // of lanes after the last group
+      // The lanes after the last group repeat it, so that they are not unusual or unused unless it is.
+      store(reinterpret_cast<float*>(numbers.magnitudes + total), (Vec)splat_bits(numbers.magnitudes[total - 1]));
       IntVec unused{}, unusual{};
       for (int64_t i = 0; i < total; i += kLanes) {
         IntVec scales;
@@ -165,12 +166,22 @@ PC_FORCE_INLINE void for_each_group(const RowBatch& given, ScaleOf&& scale_of, C
   }
 }
 
-// True for groups with a scale so small that codes depend on numbers of float16 below 2^-14.
+// True for groups of float16 whose `used` is above 0 and whose divisor is below `least`. Numbers of other types have no
+// such groups. A group with `used` 0 has codes of 0 only.
 template <Float From>
-PC_FORCE_INLINE IntVec needs_floats([[maybe_unused]] Vec amax, [[maybe_unused]] Vec scale) {
-  if constexpr (From == Float::F16) return (amax > 0.0f) & (scale < 0x1p-12f);
+PC_FORCE_INLINE IntVec needs_floats([[maybe_unused]] Vec used, [[maybe_unused]] Vec divisor,
+                                    [[maybe_unused]] float least) {
+  if constexpr (From == Float::F16) return (used > 0.0f) & (divisor < least);
   return IntVec{};
 }
+
+// The codes of e2m1 change first at a quarter of the divisor. With this divisor, a quarter is 2^-14, and no code
+// depends on the words of smaller numbers.
+constexpr float kLeastE2m1Divisor = 0x1p-12f;
+
+// e4m3_quad_of_words() gives the right codes with any scale. With scales below this one it finds small numbers of
+// float16 in most quads, and floats are faster.
+constexpr float kLeastE4m3Scale = 0x1p-16f;
 
 template <Float From>
 void quantize_fp4_block16(const RowBatch& batch) {
@@ -180,7 +191,7 @@ void quantize_fp4_block16(const RowBatch& batch) {
     bytes = select(known, exponent, splat_bits(255));
     four = (Vec)((IntVec)inverse_power(exponent - 2) & known);  // 4 / scale; 0 for NaN
     offset = (Vec)e2m1_offset_pair<From>(exponent);
-    return needs_floats<From>((Vec)amax, inverse_power(254 - exponent));
+    return needs_floats<From>((Vec)amax, inverse_power(254 - exponent), kLeastE2m1Divisor);
   };
   const auto codes_of = [](auto usual) {
     return [](const char* from, const float* fours, const float* offsets) __attribute__((always_inline)) {
@@ -214,7 +225,7 @@ void quantize_mxfp8(const RowBatch& batch) {
     bytes = ceil_exponent(amax, 0x200000, 8, 19);  // 448 is 1.75 * 2^8
     inverse = inverse_power(bytes);
     offset = (Vec)e4m3_offset_pair(bytes);
-    return IntVec{};
+    return needs_floats<From>((Vec)amax, inverse_power(254 - bytes), kLeastE4m3Scale);
   };
   const auto codes_of = [](auto usual) {
     return [](const char* from, const float* inverses, const float* offsets) __attribute__((always_inline)) {

@@ -33,7 +33,8 @@ PC_FORCE_INLINE void quantize_nvfp4_by(const RowBatch& batch, ScaleOf&& scale_of
     scale_of(amax, bytes, divisor);
     if constexpr (kQuotient == NvQuotient::Corrected) extra = splat(1.0f) / divisor;
     if constexpr (kQuotient == NvQuotient::Words) extra = (Vec)e2m1_quarter_pair<From>(divisor);
-    return ((divisor > 0.0f) & ~((Vec)amax <= 7.5f * divisor)) | needs_floats<From>(divisor, divisor);
+    return ((divisor > 0.0f) & ~((Vec)amax <= 7.5f * divisor)) |
+           needs_floats<From>(divisor, divisor, kLeastE2m1Divisor);
   };
   const auto codes_of = [](auto usual) {
     return [](const char* from, const float* divisors, const float* extras) __attribute__((always_inline)) {

@@ -37,7 +37,7 @@ PC_FORCE_INLINE IntVec known_bits(Vec v) {
 
 // True for numbers of 16 bits. Their magnitudes have the order of the words.
 template <Float From>
-constexpr bool kIsWord = From != Float::F32;
+constexpr bool kIsWord = kSize<From> == 2;
 
 // Magnitudes of numbers of 16 bits, one in each dword, as bits of float32.
 template <Float From>

@@ -1,8 +1,13 @@
-// The codes of a quad by integer arithmetic: numbers are words of bfloat16, whose order as integers is that of their
-// magnitudes, and 128 more is twice the magnitude. A vector has twice the numbers of one of float32. Numbers of other
-// types are rounded to odd, which changes no code: codes change at numbers of up to seven bits.
+// The codes of a quad by integer arithmetic on words of 16 bits, whose order is that of the magnitudes. A vector has
+// twice the numbers of one of float32.
 //
-// Numbers of float16 below 2^-14 have other words, on which no code may depend.
+// e2m1_quad_of_words() compares the words of the numbers themselves, bfloat16 or float16. e4m3_quad_of_words() and
+// e2m1_quad_of_quotients() compare words of load_word_quad(): bfloat16, where 128 more is twice the magnitude. There
+// numbers of other types are rounded to odd, which changes no code: codes change at numbers of up to seven bits.
+//
+// Numbers of float16 below 2^-14 are subnormal: their words have the right order, but 128 more is not twice the
+// magnitude. No code of e2m1 may depend on them, which needs_floats() of quantize_groups.hpp ensures;
+// e4m3_quad_of_words() leaves quads that have them, other than 0, to `floats()`: see `small`.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/rows/quad_codes.hpp"

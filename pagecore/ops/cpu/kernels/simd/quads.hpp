@@ -33,9 +33,10 @@ PC_FORCE_INLINE Words high_words(IntVec a, IntVec b) {
 // The difference of the exponents of bfloat16 and float16, as a word of bfloat16.
 constexpr uint16_t kHalfBias = 112 << 7;
 
-// The magnitudes of a quad as words of bfloat16, and words with the signs of the numbers, in order. Numbers of other
-// types are rounded to odd: one between two of bfloat16 becomes the one whose last bit is 1. So its order to numbers of
-// seven bits remains. Words of float16 are less by kHalfBias; those of its subnormal numbers are below 128.
+// The magnitudes of a quad as words with the fraction bits of bfloat16, and words with the signs of the numbers, in
+// order. Numbers with more bits are rounded to odd: one between two words becomes the one whose last bit is 1. So its
+// order to numbers of seven bits remains. The words of bfloat16 and float32 are numbers of bfloat16. Those of float16
+// have its exponent: they are numbers of bfloat16 less kHalfBias, and below 128 for subnormal numbers.
 template <Float From>
 PC_FORCE_INLINE void load_word_quad(const char* source, Words (&magnitudes)[2], Words (&signs)[2]) {
 #pragma GCC unroll 2
@@ -44,7 +45,7 @@ PC_FORCE_INLINE void load_word_quad(const char* source, Words (&magnitudes)[2], 
     if constexpr (From == Float::F32) {
       const auto odd = [=](int i) __attribute__((always_inline)) {
         const auto bits = (IntVec)load(reinterpret_cast<const float*>(from) + i * kLanes);
-        return bits | ((bits & 0xffff) + 0xffff);
+        return bits | ((bits & 0xffff) + 0xffff);  // changes the low half as well, which high_words() drops
       };
       signs[half] = high_words(odd(0), odd(1));
     } else {
