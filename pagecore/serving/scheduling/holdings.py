@@ -25,7 +25,8 @@ class Holdings:
         specs = [cache.spec(layer) for layer in range(cache.num_layers)]
         groups = {cache.group_of(n): spec for n, spec in enumerate(specs) if not isinstance(spec, StateSpec)}
         self._cache = cache
-        self._specs: list[Spec] = [groups[group] for group in range(cache.num_groups)]
+        # None: sealed blocks, whose layers have the groups of their tails.
+        self._specs: list[Spec | None] = [groups.get(group) for group in range(cache.num_groups)]
         self._rules = next((spec for spec in specs if isinstance(spec, StateSpec)), None)
 
     def upper_bounds(self, run: Run, held: Sequence, *, swaps: bool) -> list[int]:
