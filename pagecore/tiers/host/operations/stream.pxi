@@ -1,6 +1,6 @@
 """Streaming: blocks that pass between the device and stores through leased host blocks, which are in no tree."""
 
-from libc.stdint cimport INT32_MAX, int32_t, int64_t
+from libc.stdint cimport int32_t, int64_t
 
 from pagecore.cache.prefix._prefix cimport PrefixCache
 from pagecore.cache.sequences._sequences cimport PrefixHold, Sequence, require
