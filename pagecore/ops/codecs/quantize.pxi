@@ -275,7 +275,8 @@ cdef Tensor stored_scales(object scales, Tensor codes, Format kind, str format, 
 cdef Tensor factors_of(Format kind, object scale, Tensor rows, const Place* place):
     """Return the given factors as contiguous float32: one, or one for each entry of the axis before the last.
 
-    Equal factors are returned as one: rows with one factor are quantised as one batch. Factors on the host are checked for rows on a device as well; None is returned for factors on a device.
+    Equal factors are returned as one: rows with one factor are quantised as one batch. Factors on the host are checked
+    for rows on a device as well; None is returned for factors on a device.
     """
     cdef Tensor factors
     cdef Place here = place[0]
