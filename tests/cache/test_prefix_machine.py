@@ -232,8 +232,12 @@ class PrefixMachine(TreeRules):
                 assert self.cache.match_length([*ids, 9], namespace=namespace) <= left
         for sequence, count in affected.items():
             assert 0 <= count <= self.twins[sequence].computed
+        self.release_shortened(lengths)
+
+    def release_shortened(self, lengths):
+        """Release the pins that a revocation has made shorter than `lengths`: their ends may have no state."""
         for pinned, before in zip(list(self.pins), lengths, strict=True):
-            if pinned[0].num_tokens < before:  # its path is shorter, and may have no state now
+            if pinned[0].num_tokens < before:
                 pinned[0].release()
                 self.pins.remove(pinned)
 

@@ -228,7 +228,9 @@ class TierRules:
         if self.tiers is None or valid % 2:
             assert self.tier.revoke_prefix(ids, valid=valid, **names) >= 0
         else:
+            lengths = [pin.num_tokens for pin, _, _ in self.pins]
             affected = self.tiers.revoke_prefix(ids, valid=valid, **names)
+            self.release_shortened(lengths)
             assert set(affected.values()) <= set(range(left + 1))
             assert left + BLOCK > length or max(self.tier.match_both([*ids, 9], **names)) <= left
         self.poison()
