@@ -59,7 +59,8 @@ constexpr int kFirstExponent = From == Float::F16 ? 112 : 0;
 template <Float From>
 PC_FORCE_INLINE IntVec e2m1_offset_pair(IntVec exponent) {
   const IntVec quarter = (exponent - 2 - kFirstExponent<From>) << kFractionBits<From>;
-  return (quarter - (1 << (kFractionBits<From> - 2))) * 0x10001;
+  // Unsigned: of a scale that is infinite in float16, whose codes are not used, the product is past an int.
+  return (IntVec)((BitVec)(quarter - (1 << (kFractionBits<From> - 2))) * 0x10001);
 }
 
 // Codes of e2m1, halves up, of numbers of 16 bits divided by powers of two: -0 is 0. No quotient is above 6.
