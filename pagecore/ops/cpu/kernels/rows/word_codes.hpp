@@ -59,7 +59,7 @@ constexpr int kFirstExponent = From == Float::F16 ? 112 : 0;
 template <Float From>
 PC_FORCE_INLINE IntVec e2m1_offset_pair(IntVec exponent) {
   const IntVec quarter = (exponent - 2 - kFirstExponent<From>) << kFractionBits<From>;
-  // Unsigned: of a scale that is infinite in float16, whose codes are not used, the product is past an int.
+  // Unsigned, because the product overflows an int if the scale is past float16, whose codes are not used.
   return (IntVec)((BitVec)(quarter - (1 << (kFractionBits<From> - 2))) * 0x10001);
 }
 
