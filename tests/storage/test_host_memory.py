@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from pagecore.arrays.cuda.current import use_runtime
+from pagecore.arrays.cuda.protocol import RefusedDuringCapture
 from pagecore.errors import DeviceError, NotEnoughMemory, ShapeError, UnsupportedOption
-from pagecore.storage.memory import host_memory
+from pagecore.storage.memory import host_memory, registration
 from pagecore.storage.memory.host_memory import PAGE, HostMemory
 from pagecore.storage.memory.registration import CHUNK_BYTES_MAX, joined, whole_chunks
 from tests.arrays.fake_runtime import FakeRuntime
@@ -270,6 +271,49 @@ def test_a_chunk_that_fails_is_an_error_of_the_waiting_call_and_the_others_are_g
         assert not memory.is_registered(PAGE, 2 * PAGE)
         memory.close()
     assert runtime.unregistered == [memory.address]
+
+
+class Captured(FakeRuntime):
+    """A runtime that refuses registrations while a graph is being captured."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_refused, self.refused, self.ended = 0, threading.Event(), False
+
+    def register_host(self, address, num_bytes, device):
+        if not self.ended:
+            self.num_refused += 1
+            if self.num_refused == 2:
+                self.refused.set()
+            raise RefusedDuringCapture("cudaErrorStreamCaptureUnsupported")
+        super().register_host(address, num_bytes, device)
+
+
+def test_a_registration_that_a_capture_forbids_is_made_after_it(monkeypatch):
+    monkeypatch.setattr(registration, "RETRY_PAUSE", 0.001)
+    runtime = Captured()
+    with use_runtime(runtime):
+        memory = HostMemory(PAGE)
+        memory.register("cuda:0")
+        assert runtime.refused.wait(10)
+        assert not memory.wait_registered(0)
+        runtime.ended = True
+        assert memory.wait_registered(10)
+        assert [call for call in runtime.calls if call[0] == "register_host"] == [
+            ("register_host", memory.address, PAGE, 0)
+        ]
+        memory.close()
+
+
+def test_memory_is_closed_while_a_capture_forbids_its_registration():
+    runtime = Captured()
+    with use_runtime(runtime):
+        memory = HostMemory(PAGE)
+        memory.register("cuda:0")
+        assert runtime.refused.wait(10)
+        memory.close()
+        assert not memory.wait_registered(0)
+    assert runtime.calls == []
 
 
 def test_memory_that_is_collected_is_unregistered_after_its_last_tensor():

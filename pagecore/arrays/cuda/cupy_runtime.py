@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 from pagecore.arrays.cuda import driver_memory
 from pagecore.arrays.cuda.cupy_current import CurrentDevice, external_stream, failure, is_default
 from pagecore.arrays.cuda.cupy_library import count_devices, import_cupy
-from pagecore.arrays.cuda.protocol import DeviceProperties, Event
+from pagecore.arrays.cuda.driver_context import RELAXED, THREAD_LOCAL, CaptureMode, DriverContext
+from pagecore.arrays.cuda.protocol import DeviceProperties, Event, RefusedDuringCapture
 from pagecore.errors import DeviceError, NotEnoughMemory, UnsupportedOption
 
 # A kernel needs an attribute to use more dynamic shared memory than this.
 _PLAIN_SHARED_BYTES = 48 * 1024
-# cudaErrorMemoryAllocation and cudaErrorNotReady; CuPy does not export them.
-_ERROR_MEMORY_ALLOCATION, _ERROR_NOT_READY = 2, 600
+# cudaErrorMemoryAllocation, cudaErrorNotReady, cudaErrorStreamCaptureUnsupported; CuPy does not export them.
+_ERROR_MEMORY_ALLOCATION, _ERROR_NOT_READY, _ERROR_CAPTURE = 2, 600, 900
 # cudaHostRegisterPortable | cudaHostRegisterMapped; CuPy does not export them.
 _REGISTER_FLAGS = 3
 # cudaErrorInvalidValue and cudaErrorNotSupported: replies to memory that other processes cannot open.
@@ -35,7 +36,9 @@ _ARCHITECTURE_SPECIFIC = {9, 10, 11}
 class CupyRuntime:
     """The `Runtime` of pagecore on CuPy; see `pagecore.arrays.cuda.protocol` for its methods.
 
-    Each call makes its device current in the calling thread, and restores the device that was current before.
+    Each call makes its device current in the calling thread, and restores the device that was current before. Calls
+    that CUDA forbids to all threads while one captures a graph, such as allocations and waits for events, are made in
+    a mode in which they neither fail nor end the capture.
 
     Raises
     ------
@@ -51,6 +54,7 @@ class CupyRuntime:
         self._properties: dict[int, DeviceProperties] = {}
         self._streams: list[Any] = []
         self._thread = threading.local()
+        self._context = DriverContext()
 
     def num_devices(self) -> int:
         """Return the number of devices that the process sees."""
@@ -76,7 +80,9 @@ class CupyRuntime:
 
     def allocate(self, num_bytes: int, device: int, stream: int) -> tuple[int, object]:
         """Allocate device memory from CuPy's pool for work of `stream`."""
-        with self._on(device), external_stream(self._cupy, stream, device):
+        # In a capture of this thread it stays forbidden: a graph would use memory that is freed before it runs.
+        mode = self._context.capture_mode(THREAD_LOCAL)
+        with mode, self._on(device), external_stream(self._cupy, stream, device):
             try:
                 memory = self._cupy.cuda.alloc(num_bytes)
             except MemoryError as error:
@@ -85,7 +91,7 @@ class CupyRuntime:
 
     def allocate_pinned(self, num_bytes: int) -> NDArray[np.uint8]:
         """Allocate page-locked host memory from CuPy's pool."""
-        with self._on(None):
+        with self._relaxed(), self._on(None):
             try:
                 memory = self._cupy.cuda.alloc_pinned_memory(max(num_bytes, 1))
             except (MemoryError, self._runtime.CUDARuntimeError) as error:  # the pool does not convert errors of CUDA
@@ -98,10 +104,15 @@ class CupyRuntime:
 
     def register_host(self, address: int, num_bytes: int, device: int) -> None:
         """Page-lock host memory by cudaHostRegister."""
-        with self._on(device):
+        with self._relaxed(), self._on(device):
             try:
                 self._runtime.hostRegister(address, num_bytes, _REGISTER_FLAGS)
             except self._runtime.CUDARuntimeError as error:
+                if error.status == _ERROR_CAPTURE:
+                    raise RefusedDuringCapture(
+                        f"CUDA cannot page-lock {num_bytes:,} bytes while a stream is being captured ({error}); call "
+                        "again after the capture"
+                    ) from error
                 if error.status != _ERROR_MEMORY_ALLOCATION:
                     raise
                 raise NotEnoughMemory(
@@ -116,7 +127,7 @@ class CupyRuntime:
 
     def unregister_host(self, address: int) -> None:
         """Undo `register_host`."""
-        with self._on(None):
+        with self._relaxed(), self._on(None):
             self._runtime.hostUnregister(address)
 
     def export_ipc(self, address: int, device: int) -> tuple[bytes, int]:
@@ -212,7 +223,7 @@ class CupyRuntime:
         """
         devices = range(self._num_devices) if device is None and is_default(stream) else [device]
         for each in devices:
-            with self._on(each):
+            with self._relaxed(), self._on(each):
                 self._runtime.streamSynchronize(stream)
 
     def is_capturing(self, stream: int) -> bool:
@@ -230,7 +241,7 @@ class CupyRuntime:
     def load(self, name: str, device: int, image: Callable[[], tuple[bytes, str]], shared_bytes: int) -> CupyKernel:
         """Load a cubin; it stays loaded for the life of the process."""
         code, symbol = image()
-        with self._on(device):
+        with self._relaxed(), self._on(device):
             try:
                 module = self._driver.moduleLoadData(code)
             except self._driver.CUDADriverError as error:
@@ -271,6 +282,9 @@ class CupyRuntime:
 
     def _on(self, device: int | None) -> CurrentDevice:
         return CurrentDevice(self._runtime, self._driver, self._thread, device)
+
+    def _relaxed(self) -> CaptureMode:
+        return self._context.capture_mode(RELAXED)
 
     def _device_of(self, *addresses: int) -> int | None:
         """Return the device of the first address that is in device memory; None if there is one device only."""
@@ -322,13 +336,13 @@ class CupyEvent:
 
     def synchronize(self) -> None:
         """Wait until the recorded work is done; return at once if nothing was recorded."""
-        with self._owner._on(self.device):
+        with self._owner._relaxed(), self._owner._on(self.device):
             self._owner._runtime.eventSynchronize(self.event.ptr)
 
     def is_done(self) -> bool:
         """Return True if the recorded work is done, or nothing was recorded; the host does not wait."""
         runtime = self._owner._runtime
-        with self._owner._on(self.device):
+        with self._owner._relaxed(), self._owner._on(self.device):
             status = runtime.eventQuery(self.event.ptr)  # returns errors, of earlier work too, instead of raising them
             if status not in (0, _ERROR_NOT_READY):
                 raise runtime.CUDARuntimeError(status)

@@ -13,6 +13,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pagecore.errors import DeviceError
+
+
+class RefusedDuringCapture(DeviceError):
+    """CUDA refuses a call while a thread captures a graph; the same call may succeed later."""
+
 
 @dataclass(frozen=True)
 class DeviceProperties:
@@ -74,7 +80,10 @@ class Runtime(Protocol):
         """Allocate page-locked host memory, from which copies are asynchronous; the array owns it."""
 
     def register_host(self, address: int, num_bytes: int, device: int) -> None:
-        """Page-lock host memory, so that every device accesses it at its own address; both are multiples of a page."""
+        """Page-lock host memory, so that every device accesses it at its own address; both are multiples of a page.
+
+        RefusedDuringCapture if a graph that is being captured forbids it.
+        """
 
     def unregister_host(self, address: int) -> None:
         """Undo `register_host`; the work of devices on the memory has finished."""

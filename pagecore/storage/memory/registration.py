@@ -7,10 +7,12 @@ import time
 import warnings
 from collections.abc import Iterable, Sequence
 
-from pagecore.arrays.cuda.protocol import Runtime
+from pagecore.arrays.cuda.protocol import RefusedDuringCapture, Runtime
 
 # One call for 512 GiB fails on current drivers.
 CHUNK_BYTES_MAX = 64 << 30
+# Between two attempts to register a chunk while CUDA refuses it because a graph is being captured, in seconds.
+RETRY_PAUSE = 0.05
 
 Chunk = tuple[int, int]
 
@@ -35,7 +37,8 @@ def joined(chunks: Iterable[Chunk], chunk_bytes: int = CHUNK_BYTES_MAX) -> list[
 class Registration:
     """Registration of host memory with CUDA, which runs in the background from construction on.
 
-    Chunks are registered in order. `close` ends it at the next chunk, and unregisters.
+    Chunks are registered in order; a chunk that CUDA refuses while a graph is being captured is tried again. `close`
+    ends it at the next chunk, and unregisters.
 
     Parameters
     ----------
@@ -104,7 +107,8 @@ class Registration:
             if self._is_closed:
                 return
             try:
-                self._runtime.register_host(self._address + begin, end - begin, self._device)
+                if not self._register(begin, end):
+                    return
             except Exception as error:
                 with self._changed:
                     self._failure = error
@@ -113,3 +117,15 @@ class Registration:
             with self._changed:
                 self._done.append((begin, end))
                 self._changed.notify_all()
+
+    def _register(self, begin: int, end: int) -> bool:
+        """Register a chunk, after captures if they forbid it; return False if `close` was called before that."""
+        while True:
+            try:
+                self._runtime.register_host(self._address + begin, end - begin, self._device)
+            except RefusedDuringCapture:
+                with self._changed:
+                    if self._changed.wait_for(lambda: self._is_closed, RETRY_PAUSE):
+                        return False
+            else:
+                return True
