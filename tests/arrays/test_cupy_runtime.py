@@ -18,7 +18,15 @@ from pagecore.arrays.cuda.cupy_runtime import CupyRuntime
 from pagecore.arrays.cuda.protocol import DeviceProperties
 from pagecore.errors import DeviceError, NotEnoughMemory, UnsupportedOption
 from tests.arrays.fake_cupy import CUDADriverError, CUDARuntimeError, FakeCuda, OutOfMemoryError, make_cupy
+from tests.arrays.fake_driver import FakeDriver, install
 from tests.capabilities import require
+
+
+@pytest.fixture(autouse=True)
+def driver(monkeypatch):
+    driver = install(monkeypatch, FakeDriver())
+    driver.in_use = {0, 1}
+    return driver
 
 
 @pytest.fixture
@@ -95,6 +103,60 @@ def test_a_new_thread_gets_a_context_before_its_first_call(fake, runtime):
     thread.start()
     thread.join()
     assert fake.calls == [("setDevice", 0), ("memGetInfo", 0)]
+
+
+def test_a_device_that_nothing_has_used_gets_no_context(fake, driver):
+    """Since CUDA 12, cudaSetDevice creates the context of a device, also to restore it."""
+    driver.in_use = {1}
+    runtime = CupyRuntime()
+    assert runtime.memory_info(1) == (5, 9)
+    assert fake.calls == [("setDevice", 1), ("memGetInfo", 1)]
+    assert fake.getDevice() == 1  # also for what follows in this thread
+    runtime.allocate_pinned(5)
+    assert fake.calls[2:] == [("alloc_pinned_memory", 1, 5)]
+
+
+def test_a_device_that_others_have_used_since_is_restored(fake, driver, runtime):
+    driver.in_use = {1}
+    fake.setDevice(0)
+    again = CupyRuntime()
+    again.memory_info(1)
+    fake.setDevice(0)
+    driver.in_use.add(0)
+    again.memory_info(1)
+    assert fake.getDevice() == 0
+
+
+def test_a_thread_without_a_context_uses_a_device_that_has_one(fake, driver):
+    driver.in_use = {1}
+    runtime = CupyRuntime()
+    thread = threading.Thread(target=runtime.allocate_pinned, args=(5,))
+    thread.start()
+    thread.join()
+    assert fake.calls == [("setDevice", 1), ("alloc_pinned_memory", 1, 5)]
+
+
+def test_without_any_context_the_current_device_gets_one(fake, driver):
+    driver.in_use = set()
+    CupyRuntime().allocate_pinned(5)
+    assert fake.calls == [("setDevice", 0), ("alloc_pinned_memory", 0, 5)]
+
+
+@pytest.mark.parametrize("lacks", ["function", "success"])
+def test_every_device_is_restored_where_the_driver_does_not_answer(fake, driver, lacks):
+    driver.in_use = set()
+    if lacks == "function":
+        del driver.cuDevicePrimaryCtxGetState
+    else:
+        driver.status = 3
+    CupyRuntime().memory_info(1)
+    assert fake.getDevice() == 0
+
+
+def test_the_state_of_a_device_in_use_is_queried_once(fake, driver, runtime):
+    for _ in range(3):
+        runtime.memory_info(1)
+    assert driver.asked.count(0) == 1
 
 
 def test_memory_is_allocated_by_cupy_on_its_stream(fake, runtime):
@@ -287,6 +349,15 @@ def test_synchronize_waits_for_a_stream_and_for_the_default_stream_of_every_devi
         ("streamSynchronize", 0, 0),
         ("streamSynchronize", 1, 0),
     ]
+
+
+def test_synchronize_leaves_devices_alone_that_nothing_has_used(fake, driver):
+    driver.in_use = {1}
+    runtime = CupyRuntime()
+    fake.setDevice(1)
+    del fake.calls[:]
+    runtime.synchronize(0)
+    assert fake.calls == [("setDevice", 1), ("streamSynchronize", 1, 0)]
 
 
 def test_synchronize_with_a_device_waits_for_its_default_stream_only(fake, runtime):

@@ -7,17 +7,26 @@ from functools import cache
 from types import TracebackType
 from typing import Any
 
+from pagecore.arrays.cuda.driver_context import DriverContext
 from pagecore.errors import DeviceError
 
 
 class CurrentDevice:
-    """Context that makes a device current in this thread and raises errors of CUDA as DeviceError."""
+    """Context that makes a device current in this thread and raises errors of CUDA as DeviceError.
 
-    __slots__ = ("_before", "_device", "_driver", "_runtime", "_thread")
+    The device that was current before is restored if it is in use: since CUDA 12 making a device current creates its
+    context, which takes hundreds of megabytes. A device that nothing has used holds no work, so the thread stays on the
+    other one.
+    """
 
-    def __init__(self, runtime: Any, driver: Any, thread: threading.local, device: int | None) -> None:
+    __slots__ = ("_before", "_context", "_device", "_driver", "_runtime", "_thread")
+
+    def __init__(
+        self, runtime: Any, driver: Any, context: DriverContext, thread: threading.local, device: int | None
+    ) -> None:
         self._runtime = runtime
         self._driver = driver
+        self._context = context
         self._thread = thread
         self._device = device
         self._before: int | None = None
@@ -26,6 +35,8 @@ class CurrentDevice:
         try:
             before = self._runtime.getDevice()
             device = before if self._device is None else self._device
+            if self._device is None and not getattr(self._thread, "has_context", False):
+                device = self._context.used_device(before, self._runtime.getDeviceCount())
             if device != before:
                 self._runtime.setDevice(device)
                 self._before = before
@@ -38,7 +49,7 @@ class CurrentDevice:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._before is not None:
+        if self._before is not None and self._context.is_in_use(self._before):
             try:
                 self._runtime.setDevice(self._before)
             except self._runtime.CUDARuntimeError as late:

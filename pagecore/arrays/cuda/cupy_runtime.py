@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,9 +36,11 @@ _ARCHITECTURE_SPECIFIC = {9, 10, 11}
 class CupyRuntime:
     """The `Runtime` of pagecore on CuPy; see `pagecore.arrays.cuda.protocol` for its methods.
 
-    Each call makes its device current in the calling thread, and restores the device that was current before. Calls
-    that CUDA forbids to all threads while one captures a graph, such as allocations and waits for events, are made in
-    a mode in which they neither fail nor end the capture.
+    Each call makes its device current in the calling thread, and restores the device that was current before. A device
+    that the process has not used is not restored, because that would create its context, which takes memory: to use
+    several devices in a thread, make the one for other work current first (`torch.cuda.set_device`). Calls that CUDA
+    forbids to all threads while one captures a graph, such as allocations and waits for events, are made in a mode in
+    which they neither fail nor end the capture.
 
     Raises
     ------
@@ -219,9 +221,11 @@ class CupyRuntime:
     def synchronize(self, stream: int, device: int | None = None) -> None:
         """Wait for all work of a stream. A default stream is that of `device`, or of every device if it is None.
 
-        Pass `device` if it is known: making a device current creates a context on it, which takes memory.
+        A device that the process has not used has no work, and is left alone.
         """
-        devices = range(self._num_devices) if device is None and is_default(stream) else [device]
+        devices: Iterable[int | None] = [device]
+        if device is None and is_default(stream):
+            devices = [each for each in range(self._num_devices) if self._context.is_in_use(each)]
         for each in devices:
             with self._relaxed(), self._on(each):
                 self._runtime.streamSynchronize(stream)
@@ -281,7 +285,7 @@ class CupyRuntime:
         return slot
 
     def _on(self, device: int | None) -> CurrentDevice:
-        return CurrentDevice(self._runtime, self._driver, self._thread, device)
+        return CurrentDevice(self._runtime, self._driver, self._context, self._thread, device)
 
     def _relaxed(self) -> CaptureMode:
         return self._context.capture_mode(RELAXED)

@@ -66,6 +66,12 @@ class DriverContext:
             self._in_use.add(device)
         return bool(is_active.value)
 
+    def used_device(self, device: int, num_devices: int) -> int:
+        """Return a device that is in use: `device`, or the first of the others; `device` if none is."""
+        if self.is_in_use(device):
+            return device
+        return next((each for each in range(num_devices) if self.is_in_use(each)), device)
+
 
 def _function(library: Any, name: str, *signature: Any) -> Any:
     """Return a function of libcuda, or None if the driver lacks it."""
