@@ -41,6 +41,7 @@ class FakeCuda:
         self.homes: dict[int, tuple[int, int]] = {}  # address: (device, kind of memory)
         self.launched: list[int] = []
         self.event_status = 0
+        self.pinned: dict[int, Any] = {}  # memory of cudaHostAlloc
 
     # ---- effects of the functions
 
@@ -112,6 +113,16 @@ class FakeCuda:
         self.call("alloc_pinned_memory", size)
         return bytearray(size)
 
+    def hostAlloc(self, size: int, flags: int) -> int:
+        self.call("hostAlloc", size, flags)
+        kept = ctypes.create_string_buffer(b"\xab" * size, size)
+        self.pinned[ctypes.addressof(kept)] = kept
+        return ctypes.addressof(kept)
+
+    def freeHost(self, address: int) -> None:
+        self.call("freeHost", address)
+        del self.pinned[address]
+
     def get_current_stream(self, device_id: int = -1) -> Any:
         self.call("get_current_stream", device_id)
         return types.SimpleNamespace(ptr=100 + device_id, device_id=device_id)
@@ -156,6 +167,7 @@ def make_cupy(cuda: FakeCuda) -> types.ModuleType:
         CUDARuntimeError=CUDARuntimeError,
         is_hip=False,
         memcpyDefault=4,
+        hostAllocPortable=1,
         driverGetVersion=lambda: cuda.driver_version,
         runtimeGetVersion=lambda: cuda.built,
         memGetInfo=forwarded("memGetInfo", (5, 9)),
@@ -174,7 +186,7 @@ def make_cupy(cuda: FakeCuda) -> types.ModuleType:
             name: getattr(cuda, name)
             for name in (
                 *("getDevice", "setDevice", "getDeviceCount", "getDeviceProperties", "pointerGetAttributes"),
-                *("hostRegister", "hostUnregister", "eventQuery"),
+                *("hostRegister", "hostUnregister", "hostAlloc", "freeHost", "eventQuery"),
             )
         },
     )
@@ -187,6 +199,8 @@ def make_cupy(cuda: FakeCuda) -> types.ModuleType:
         launchKernel=cuda.launchKernel,
     )
     module = types.ModuleType("cupy")
+    pool = types.SimpleNamespace(free_all_blocks=forwarded("free_all_blocks"))
+    module.get_default_pinned_memory_pool = lambda: pool  # type: ignore[attr-defined]
     module.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
         runtime=runtime,
         driver=driver,

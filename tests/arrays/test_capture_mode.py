@@ -21,7 +21,7 @@ class CapturingCuda(FakeCuda):
     """CUDA while another thread captures in the mode "global"; `modes` has the mode of the thread in each call."""
 
     unsafe = ("hostRegister", "hostUnregister", "alloc", "alloc_pinned_memory", "eventQuery", "eventSynchronize")
-    unsafe += ("streamSynchronize", "moduleLoadData")
+    unsafe += ("streamSynchronize", "moduleLoadData", "hostAlloc", "freeHost")
 
     def __init__(self, driver):
         super().__init__()
@@ -55,6 +55,8 @@ CALLS = {
     "hostRegister": lambda runtime: runtime.register_host(4096, 4096, 1),
     "hostUnregister": lambda runtime: (runtime.register_host(4096, 4096, 1), runtime.unregister_host(4096)),
     "alloc_pinned_memory": lambda runtime: runtime.allocate_pinned(5),
+    "hostAlloc": lambda runtime: runtime.allocate_pinned(2 << 20),
+    "freeHost": lambda runtime: runtime.allocate_pinned(2 << 20),
     "eventQuery": lambda runtime: runtime.make_event(1).is_done(),
     "eventSynchronize": lambda runtime: runtime.make_event(1).synchronize(),
     "streamSynchronize": lambda runtime: runtime.synchronize(77),

@@ -20,6 +20,7 @@ HELD = {
     "pagecore/arrays/cuda/cupy_runtime.py": {"_runtime": "cuda.runtime", "_driver": "cuda.driver"},
     "pagecore/arrays/cuda/cupy_current.py": {"_runtime": "cuda.runtime", "_driver": "cuda.driver"},
     "pagecore/arrays/cuda/cupy_library.py": {"runtime": "cuda.runtime"},
+    "pagecore/arrays/cuda/cupy_pinned.py": {"runtime": "cuda.runtime"},
     "pagecore/ops/cuda/compilation/compiler.py": {"cuda": "cuda", "binding": "cuda.nvrtc", "nvrtc()": "cuda.nvrtc"},
     "tests/ops/cuda/test_compiler.py": {"nvrtc": "cuda.nvrtc"},
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import ctypes
+import gc
 import sys
 import threading
 
@@ -12,7 +13,7 @@ import pytest
 
 import pagecore
 from pagecore.arrays import cuda
-from pagecore.arrays.cuda import driver_memory, use_runtime
+from pagecore.arrays.cuda import cupy_pinned, driver_memory, use_runtime
 from pagecore.arrays.cuda.cupy_current import external_stream
 from pagecore.arrays.cuda.cupy_runtime import CupyRuntime
 from pagecore.arrays.cuda.protocol import DeviceProperties
@@ -193,6 +194,48 @@ def test_pinned_memory_is_an_array_that_owns_it(fake, runtime, size):
     assert array.dtype == np.uint8
     assert array.tolist() == [3] * size
     assert fake.calls == [("alloc_pinned_memory", 0, max(size, 1))]
+
+
+LARGE = cupy_pinned.POOL_BYTES_MAX + 1
+
+
+def test_large_pinned_memory_is_given_back_with_its_last_array(fake, runtime):
+    """CuPy's pool would keep it, and a larger request would take new memory."""
+    array = runtime.allocate_pinned(LARGE)
+    assert (array.dtype, array.shape, array.flags.writeable) == (np.uint8, (LARGE,), True)
+    assert fake.calls == [("hostAlloc", 0, LARGE, 1)]
+    part, address = array[5:], array.ctypes.data
+    assert list(fake.pinned) == [address]
+    array[...] = 3
+    del array
+    gc.collect()
+    assert part[-1] == 3
+    assert list(fake.pinned) == [address]
+    del part
+    gc.collect()
+    assert fake.pinned == {}
+    assert fake.calls[-1] == ("freeHost", 0, address)
+    runtime.allocate_pinned(LARGE - 1)
+    assert fake.calls[-1] == ("alloc_pinned_memory", 0, LARGE - 1)
+
+
+def test_large_pinned_memory_that_fails_is_asked_for_again_without_the_pool_s_spare_memory(fake, runtime):
+    fake.failures["hostAlloc"] = CUDARuntimeError("cudaErrorMemoryAllocation: out of memory", 2)
+    with pytest.raises(NotEnoughMemory, match=f"cannot allocate {LARGE:,} bytes of pinned memory: cudaErrorMemory"):
+        runtime.allocate_pinned(LARGE)
+    assert [call[0] for call in fake.calls] == ["hostAlloc", "free_all_blocks", "hostAlloc"]
+    fake.failures["hostAlloc"] = CUDARuntimeError(BROKEN, 700)
+    with pytest.raises(DeviceError, match="CUDA failed"):
+        runtime.allocate_pinned(LARGE)
+    assert fake.pinned == {}
+
+
+def test_pinned_memory_that_cannot_be_freed_is_a_warning(fake, runtime):
+    array = runtime.allocate_pinned(LARGE)
+    fake.failures["freeHost"] = CUDARuntimeError(BROKEN, 700)
+    with pytest.warns(ResourceWarning, match="pinned memory was not freed: CUDA failed"):
+        array.base.__del__()
+    del fake.failures["freeHost"]
 
 
 def test_host_memory_is_registered_for_every_device_and_at_its_own_address(fake, runtime):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.arrays.cuda import driver_memory
+from pagecore.arrays.cuda import cupy_pinned, driver_memory
 from pagecore.arrays.cuda.cupy_current import CurrentDevice, external_stream, failure, is_default
 from pagecore.arrays.cuda.cupy_library import count_devices, import_cupy
 from pagecore.arrays.cuda.driver_context import RELAXED, THREAD_LOCAL, CaptureMode, DriverContext
@@ -92,9 +92,11 @@ class CupyRuntime:
         return int(memory.ptr), memory
 
     def allocate_pinned(self, num_bytes: int) -> NDArray[np.uint8]:
-        """Allocate page-locked host memory from CuPy's pool."""
+        """Allocate page-locked host memory: from CuPy's pool, or by cudaHostAlloc if it is large."""
         with self._relaxed(), self._on(None):
             try:
+                if num_bytes > cupy_pinned.POOL_BYTES_MAX:
+                    return cupy_pinned.allocate(self._cupy, num_bytes, self._free_pinned)
                 memory = self._cupy.cuda.alloc_pinned_memory(max(num_bytes, 1))
             except (MemoryError, self._runtime.CUDARuntimeError) as error:  # the pool does not convert errors of CUDA
                 if not isinstance(error, MemoryError) and error.status != _ERROR_MEMORY_ALLOCATION:
@@ -103,6 +105,10 @@ class CupyRuntime:
                     f"the host cannot allocate {num_bytes:,} bytes of pinned memory: {error}"
                 ) from error
         return np.ndarray(num_bytes, np.uint8, memory)
+
+    def _free_pinned(self, address: int) -> None:
+        with self._relaxed(), self._on(None):
+            self._runtime.freeHost(address)
 
     def register_host(self, address: int, num_bytes: int, device: int) -> None:
         """Page-lock host memory by cudaHostRegister."""
