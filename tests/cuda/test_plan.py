@@ -381,6 +381,19 @@ def test_a_plan_grows_with_its_batches(cuda):
     assert "500 items" in repr(plan)
 
 
+def test_a_plan_whose_batches_grow_one_by_one_allocates_seldom(cuda):
+    if not cuda.is_emulated:
+        pytest.skip("needs the emulator: it counts calls")
+    plan = plan_attention(None, [10], **HEADS, device=cuda.device)
+    before = cuda.runtime.counts.copy()
+    for count in range(2, 65):
+        plan_attention(None, [10] * count, **HEADS, out=plan)
+    spent = cuda.runtime.counts - before
+    assert 0 < spent["allocations"] <= 6
+    assert spent["pinned_allocations"] == 3 * spent["allocations"]
+    assert plan.num_items == 64
+
+
 def test_invalid_arguments_are_refused(cuda):
     plan = plan_attention(None, [10], **HEADS, device="cuda")
     with pytest.raises(DeviceError, match="cannot be read; plan it with plan_attention"):

@@ -145,6 +145,26 @@ def test_a_warm_step_is_one_copy_and_one_kernel_without_waiting(cuda):
     assert_device_tables(cuda, cache, batch)
 
 
+def test_steps_that_grow_one_by_one_allocate_seldom_and_wait_for_nothing(cuda):
+    """Each step without `out=` has a batch of its size; its staging memory grows by powers of two."""
+    if not cuda.is_emulated:
+        pytest.skip("needs the emulator: it counts calls")
+    cache = make(cuda, num_blocks=40, max_sequences=32)
+    sequences, stream = [cache.add_sequence([number]) for number in range(32)], cuda.stream()
+    cuda.runtime.streams.deferred = True
+
+    def ramp():
+        for count in range(1, 33):
+            cache.abandon(cache.prepare(sequences[:count], 1, stream=stream))
+
+    spent = requests_of(cuda, ramp)
+    assert spent["pinned_allocations"] <= 3 * 4  # memory of three slots, of which the last is less than 16 of the first
+    # A slot is taken again after its copy of three copies ago.
+    assert spent["event_synchronizes"] <= spent["copies"] - 3
+    batch = cache.prepare(sequences, 1, stream=stream)
+    assert_device_tables(cuda, cache, batch, stream)
+
+
 def test_the_host_may_run_ahead_and_each_step_sees_its_own_arrays(cuda):
     """Ten steps are submitted before the host waits; each copies the arrays that it saw, on the device."""
     cache, stream = make(cuda), cuda.stream()

@@ -8,11 +8,18 @@ import warnings
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.arrays.cuda.protocol import Runtime
+from pagecore.arrays.cuda.protocol import Event, Runtime
+
+
+def room_for(num_bytes: int) -> int:
+    """Return the bytes to reserve for a size: a power of two, so that buffers grow seldom while sizes grow."""
+    return 1 << max(num_bytes - 1, 0).bit_length()
 
 
 class Slot:
     """One buffer of pinned memory. It may be written until it is sent, and again after `wait`.
+
+    A buffer that is replaced by a larger one while a copy reads it stays until that copy is done.
 
     Attributes
     ----------
@@ -24,15 +31,22 @@ class Slot:
         self.memory: NDArray[np.uint8] = np.empty(0, np.uint8)
         self.address = 0
         self._runtime = runtime
+        self._device = device
         self._event = runtime.make_event(device)
         self._is_pending = False
+        # Buffers that were replaced, each with the event of its last copy.
+        self._replaced: list[tuple[Event, NDArray[np.uint8]]] = []
 
     def reserve(self, num_bytes: int) -> None:
-        """Grow the buffer to at least `num_bytes`; its content may be lost."""
+        """Grow the buffer to at least `num_bytes`; its content may be lost. The host does not wait."""
         if self.memory.nbytes < num_bytes:
-            self.wait()
-            self.memory = self._runtime.allocate_pinned(num_bytes)
-            self.address = self.memory.ctypes.data
+            memory = self._runtime.allocate_pinned(num_bytes)
+            if self._is_pending:
+                event = self._runtime.make_event(self._device)
+                self._replaced.append((self._event, self.memory))
+                self._event, self._is_pending = event, False
+            self.memory = memory
+            self.address = memory.ctypes.data
 
     def send(self, begin: int, end: int, target: int, stream: int) -> None:
         """Copy bytes [begin, end) to `target`, in the order of a stream."""
@@ -41,10 +55,18 @@ class Slot:
         self._is_pending = True
 
     def wait(self) -> None:
-        """Wait until the copy that was sent is done."""
+        """Wait until the copy that was sent is done, and free replaced buffers whose copies are done."""
         if self._is_pending:
             self._event.synchronize()
             self._is_pending = False
+        if self._replaced:
+            self._replaced = [(event, memory) for event, memory in self._replaced if not event.is_done()]
+
+    def wait_all(self) -> None:
+        """Wait until no copy reads the buffer, or one that was replaced."""
+        for event, _ in self._replaced:
+            event.synchronize()
+        self.wait()
 
 
 class PinnedRing:
@@ -87,7 +109,7 @@ class PinnedRing:
         failure: Exception | None = None
         for slot in getattr(self, "_slots", ()):
             try:
-                slot.wait()
+                slot.wait_all()
             except Exception as error:  # a destructor warns and never raises
                 failure = failure or error
         if failure is not None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pagecore.arrays import cuda
 from pagecore.arrays.cuda.devices import device_index
-from pagecore.arrays.cuda.pinned import PinnedRing
+from pagecore.arrays.cuda.pinned import PinnedRing, room_for
 from pagecore.arrays.cuda.protocol import Runtime
 from pagecore.arrays.tensors._make import empty
 from pagecore.arrays.tensors._tensor import Tensor, as_tensor
@@ -77,14 +77,9 @@ def upload(source: int, num_bytes: int, target: int, stream: int, device: int) -
         return
     with _uploading:
         slot = _ring(runtime, device).take()
-        slot.reserve(_room(num_bytes))
+        slot.reserve(max(SLOT_BYTES_MIN, room_for(num_bytes)))
         ctypes.memmove(slot.address, source, num_bytes)
         slot.send(0, num_bytes, target, stream)
-
-
-def _room(num_bytes: int) -> int:
-    """Return the bytes to reserve: a power of two, so that slots grow seldom when sizes vary."""
-    return max(SLOT_BYTES_MIN, 1 << (num_bytes - 1).bit_length())
 
 
 def _ring(runtime: Runtime, device: int) -> PinnedRing:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.arrays import Tensor, empty, strided
+from pagecore.arrays.cuda.pinned import room_for
 from pagecore.arrays.tensors.streams import note_work
 from pagecore.cache.memory.store import Store
 from pagecore.cache.staging._packing import (
@@ -108,7 +109,7 @@ class StagedBatch:
         # that every stream may use the memory.
         self._memory = empty((num_bytes,), "uint8", f"cuda:{staging.device}", stream=stream)
         self.arrays = arrays_of(buffers, self._on_device, states, self._state_on_device)
-        staging.ring.reserve(num_bytes)
+        staging.ring.reserve(room_for(num_bytes))  # steps often grow one by one
         self._stream = staging.stream if stream is None else stream
         for (plan, value_dim), (_, offset) in zip(plans, self._plans, strict=True):
             place_plan(plan, self._memory.pointer + offset, value_dim, self._stream)

@@ -9,7 +9,7 @@ import numpy as np
 
 from pagecore.arrays.cuda.current import runtime
 from pagecore.arrays.cuda.device_memory import DeviceMemory
-from pagecore.arrays.cuda.pinned import PinnedRing
+from pagecore.arrays.cuda.pinned import PinnedRing, room_for
 from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
 
 cdef extern from "pagecore/native/rounding.hpp" namespace "pagecore" nogil:
@@ -155,10 +155,13 @@ cdef class CudaPlan:
         cdef int64_t num_tokens = batch.query_end(batch.num_sequences - 1) if batch.num_sequences > 0 else 0
         cdef PcPlanLayout layout = self.layout_of(options, num_workers, batch.num_sequences, num_tokens)
         memory, staging = self.memory, self.staging
-        if memory is None or planned_bytes(layout) > memory.nbytes:
-            memory = DeviceMemory(planned_bytes(layout), self.device, stream, False)
+        cdef int64_t num_bytes = planned_bytes(layout)
+        if memory is None or num_bytes > memory.nbytes:
+            if memory is not None:
+                num_bytes = room_for(num_bytes)  # batches often grow one by one
+            memory = DeviceMemory(num_bytes, self.device, stream, False)
             staging = PinnedRing(runtime(), self.device)
-            staging.reserve(planned_bytes(layout))
+            staging.reserve(num_bytes)
         slot = staging.take()
         cdef uintptr_t staged = slot.address
         slot.send(0, self.planner.plan_into(layout, options, batch, <void*>staged), memory.address, stream)
