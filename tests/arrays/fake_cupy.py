@@ -172,6 +172,7 @@ def make_cupy(cuda: FakeCuda) -> types.ModuleType:
         runtimeGetVersion=lambda: cuda.built,
         memGetInfo=forwarded("memGetInfo", (5, 9)),
         memcpyAsync=forwarded("memcpyAsync"),
+        memcpy2DAsync=forwarded("memcpy2DAsync"),
         memsetAsync=forwarded("memsetAsync"),
         eventRecord=forwarded("eventRecord"),
         eventSynchronize=forwarded("eventSynchronize"),

@@ -112,6 +112,12 @@ class FakeRuntime:
         self.calls.append(("copy", num_bytes, stream))
         ctypes.memmove(target, source, num_bytes)
 
+    def copy_rectangles(self, rectangles: np.ndarray[Any, np.dtype[np.int64]], stream: int) -> None:
+        self.calls.append(("copy_rectangles", len(rectangles), stream))
+        for target, target_pitch, source, source_pitch, width, height in rectangles.tolist():
+            for row in range(height):
+                ctypes.memmove(target + row * target_pitch, source + row * source_pitch, width)
+
     def fill(self, target: int, byte: int, num_bytes: int, stream: int) -> None:
         self.calls.append(("fill", byte, num_bytes, stream))
         ctypes.memset(target, byte, num_bytes)

@@ -320,6 +320,19 @@ def test_copies_and_fills_use_the_stream(fake, runtime):
     assert calls == [("memcpyAsync", 0, 11, 12, 13, 4, 77), ("memsetAsync", 1, 11, 255, 13, 77)]
 
 
+def test_rows_are_copied_in_one_call_and_as_one_run_where_they_have_no_gaps(fake, runtime):
+    fake.homes = {11: (1, 2)}
+    runtime.copy_rectangles(np.array([[11, 64, 12, 96, 32, 5], [21, 32, 22, 32, 32, 5], [31, 0, 32, 0, 32, 1]]), 77)
+    expected = [("memcpy2DAsync", 11, 64, 12, 96, 32, 5, 4, 77), ("memcpyAsync", 21, 22, 160, 4, 77)]
+    expected += [("memcpyAsync", 31, 32, 32, 4, 77)]
+    assert fake.calls == [(name, 0, *arguments) for name, *arguments in expected]
+    runtime.copy_rectangles(np.array([[11, 64, 12, 96, 32, 5]]), 0)
+    assert fake.calls[-2][:2] == ("memcpy2DAsync", 1)  # of the device of the memory
+    del fake.calls[:]
+    runtime.copy_rectangles(np.empty((0, 6), np.int64), 77)
+    assert fake.calls == []
+
+
 def test_with_one_device_the_device_of_an_address_is_not_queried(monkeypatch):
     fake = FakeCuda(num_devices=1)
     monkeypatch.setitem(sys.modules, "cupy", make_cupy(fake))

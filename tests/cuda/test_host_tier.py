@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, PagedKVCache, StateSpec, UnsupportedOption, dequantize_state, quantize_state
+from pagecore.storage.pools import host_pool
 from pagecore.storage.state_shapes import delta_planes
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.manager.tiers import Tiers
@@ -64,6 +65,41 @@ def test_a_prefix_comes_back_bit_for_bit(cuda, layout, io):
     tier.close()
 
 
+def test_copies_by_dma_cross_no_border_of_registered_chunks(cuda, monkeypatch):
+    """Of adjacent blocks in memory that is registered block by block, or two by two."""
+    for limit in (4096, 8192):
+        monkeypatch.setattr(host_pool, "CHUNK_BYTES", limit)
+        cache = make(cuda, LAYERS[:2])
+        tier = tier_of(cache, io="dma")
+        assert len(tier.pool.chunk_starts(0)) == 81920 // limit - 1
+        sequence, _ = computed(cuda, cache, range(33))
+        before = block_bytes(cuda, cache, sequence)
+        assert tier.backup(sequence) > 0
+        assert tier.drain()
+        assert tier.poll()[0].error is None
+        cache.remove(sequence)
+        cache.clear_prefix_cache()
+        poison(cuda, cache)
+        assert tier.promote(range(33)) == 32
+        again = cache.add_sequence(range(33))
+        cuda.runtime.synchronize(0)
+        tier.poll()
+        for old, new in zip(before, block_bytes(cuda, cache, again), strict=True):
+            assert [one == other for one, other in zip(old[:8], new[:8], strict=True)] == [True] * 8
+        tier.close()
+
+
+def test_adjacent_blocks_go_in_one_copy_for_each_plane(cuda):
+    cache = make(cuda, LAYERS[:2], num_blocks=40)
+    tier = tier_of(cache, io="dma")
+    sequence, _ = computed(cuda, cache, range(65))
+    spent = requests_of(cuda, lambda: tier.backup(sequence))
+    if spent:
+        assert spent["copies"] == 4, "key and value of two layers, 16 blocks each"
+    tier.drain()
+    tier.close()
+
+
 def test_large_fragments_go_by_dma(cuda):
     cache = make(cuda, WIDE, block_size=16, num_blocks=4)
     tier = HostTier(cache, num_blocks=4, huge_pages=False)
@@ -71,7 +107,7 @@ def test_large_fragments_go_by_dma(cuda):
     sequence, _ = computed(cuda, cache, range(33))
     spent = requests_of(cuda, lambda: tier.backup(sequence))
     if spent:
-        assert spent["copies"] == 4, "two blocks of two planes"
+        assert spent["copies"] == 2, "two blocks, each of two planes"
         assert "launches" not in spent
     tier.drain()
     tier.poll()

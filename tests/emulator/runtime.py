@@ -254,6 +254,17 @@ class EmulatedRuntime:
         if target not in known:  # written before the call returns
             self.streams.drain(stream)
 
+    def copy_rectangles(self, rectangles: NDArray[np.int64], stream: int) -> None:
+        copies = self.counts["copies"]
+        for target, target_pitch, source, source_pitch, width, height in rectangles.tolist():
+            if height > 1 and not all(width <= pitch < 1 << 31 for pitch in (target_pitch, source_pitch)):
+                raise DeviceError(f"rows of {width} bytes at distances of {target_pitch} and {source_pitch}")
+            for address, pitch in ((target, target_pitch), (source, source_pitch)):
+                self.expect_allocated(address, (height - 1) * pitch + width)  # one allocation, one registration
+            for row in range(height):
+                self.copy(target + row * target_pitch, source + row * source_pitch, width, stream)
+        self.counts["copies"] = copies + len(rectangles)
+
     def _is_known(self, address: int) -> bool:
         """Return True for device memory and pinned memory, and False for pageable memory."""
         text = ctypes.create_string_buffer(1)

@@ -28,6 +28,7 @@ from pagecore.errors import (
     UnsupportedOption,
 )
 from pagecore.storage import HostMemory, HostPool, KVPool
+from pagecore.storage.pools import host_pool
 from pagecore.storage.pools.host_pool import _chunks
 from pagecore.storage.pools.pool_geometry import checked_geometry
 from pagecore.storage.pools.state_memory import slot_offsets
@@ -318,13 +319,9 @@ def test_a_pool_over_too_little_memory_is_refused():
 def test_chunks_are_whole_pages_and_none_ends_within_an_entry(monkeypatch, page):
     geometry = checked_geometry(GROUPS, 96, STATES, [90, 70, 30], 50, "HND")
     assert {step // 4096 for step in geometry.slot_bytes} >= {1, 3, 6}
-    from pagecore.storage.pools import host_pool
-
-    whole, join = host_pool.whole_chunks, host_pool.joined
     monkeypatch.setattr(host_pool, "PAGE", page)
     for limit in (4096, 10_000, 1 << 20, 1 << 40):
-        monkeypatch.setattr(host_pool, "whole_chunks", lambda n, unit, most=limit: whole(n, unit, most))
-        monkeypatch.setattr(host_pool, "joined", lambda chunks, most=limit: join(chunks, most))
+        monkeypatch.setattr(host_pool, "CHUNK_BYTES", limit)
         chunks = _chunks(geometry)
         assert [begin for begin, _ in chunks] == [0, *(end for _, end in chunks[:-1])]
         assert chunks[-1][1] == geometry.offsets[-1]
@@ -336,6 +333,21 @@ def test_chunks_are_whole_pages_and_none_ends_within_an_entry(monkeypatch, page)
             inside = [end - begin for _, end in chunks if begin < end < begin + count * step]
             assert all(end % step == 0 for end in inside)
     assert len(chunks) == 1
+
+
+@pytest.mark.parametrize("limit", [4096, 100_000, 1 << 20, 1 << 40])
+def test_the_first_entries_of_chunks_are_listed(monkeypatch, limit):
+    monkeypatch.setattr(host_pool, "CHUNK_BYTES", limit)
+    pool = make(num_blocks=[90, 70, 30], num_states=50)
+    ends = np.array([end for _, end in _chunks(pool.geometry)])
+    total = 0
+    for lane, count in enumerate(pool.counts):
+        starts = pool.geometry.offsets[lane] + np.arange(count) * pool.slot_bytes[lane]
+        chunk_of = np.searchsorted(ends, starts, side="right")
+        first = np.flatnonzero(np.diff(chunk_of)) + 1
+        assert pool.chunk_starts(lane).tolist() == first.tolist()
+        total += len(first)
+    assert (total == 0) == (limit >= 1 << 20)
 
 
 def test_a_pool_for_a_device_is_registered_and_has_views_on_both_sides():

@@ -201,6 +201,18 @@ class CupyRuntime:
         with self._on(self._device_of(target, source) if is_default(stream) else None):
             self._runtime.memcpyAsync(target, source, num_bytes, self._runtime.memcpyDefault, stream)
 
+    def copy_rectangles(self, rectangles: NDArray[np.int64], stream: int) -> None:
+        """Copy rows of bytes, by cudaMemcpyAsync where they have no gaps and by cudaMemcpy2DAsync elsewhere."""
+        if not len(rectangles):
+            return
+        kind, copy, copy_rows = self._runtime.memcpyDefault, self._runtime.memcpyAsync, self._runtime.memcpy2DAsync
+        with self._on(self._device_of(int(rectangles[0, 0]), int(rectangles[0, 2])) if is_default(stream) else None):
+            for target, target_pitch, source, source_pitch, width, height in rectangles.tolist():
+                if height == 1 or target_pitch == source_pitch == width:
+                    copy(target, source, width * height, kind, stream)
+                else:
+                    copy_rows(target, target_pitch, source, source_pitch, width, height, kind, stream)
+
     def fill(self, target: int, byte: int, num_bytes: int, stream: int) -> None:
         """Set bytes of device memory."""
         with self._on(self._device_of(target)):

@@ -118,6 +118,13 @@ class Runtime(Protocol):
     def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
         """Copy bytes between any two addresses, on a device or on the host."""
 
+    def copy_rectangles(self, rectangles: NDArray[np.int64], stream: int) -> None:
+        """Copy rows of bytes between addresses, all of one device and of page-locked memory.
+
+        Each is (target, target pitch, source, source pitch, width, height). The pitch is the distance of rows in bytes,
+        from `width` to 2^31 - 1; it has no meaning where `height` is 1.
+        """
+
     def fill(self, target: int, byte: int, num_bytes: int, stream: int) -> None:
         """Set bytes of device memory to `byte`."""
 

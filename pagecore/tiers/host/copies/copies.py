@@ -13,6 +13,7 @@ from pagecore.errors import UnsupportedOption
 from pagecore.ops import transfer_blocks
 from pagecore.storage import HostPool, KVPool, StatePool, StateSpec
 from pagecore.storage.checks import shown
+from pagecore.tiers.host.copies.rectangles import PlaneGroup, groups_of, rectangles
 
 # Planes of the cache and of the host that one call of `transfer_blocks` takes: their second axes are equal.
 Planes = tuple[list[Tensor], list[Tensor]]
@@ -48,6 +49,8 @@ class BlockCopies:
         states: StatePool | None = None,
     ) -> None:
         self._io = io
+        # For each lane and layer: the planes that the copy engines copy, and calls of the kernel for the others.
+        self._divided: dict[tuple[str, int], tuple[list[PlaneGroup], list[Planes]]] = {}
         count = len(parts.cached_groups) if groups is None else groups
         self._lanes: list[list[Planes]] = [[] for _ in range(count)]
         self._parts, self._pool = parts, pool
@@ -67,29 +70,57 @@ class BlockCopies:
 
     def run(self, pairs: Listed[NDArray[np.int32]], *, to_device: bool, stream: int | None = None) -> None:
         """Copy ``[n, (source, target)]`` of each lane; on CUDA the copies are submitted to `stream`."""
-        for calls, moved in zip(self._lanes, pairs, strict=True):
-            if not len(moved):
-                continue
-            for own, host in calls:
-                sources, targets = (host, own) if to_device else (own, host)
-                self._copy(sources, targets, moved, stream)
+        for lane, (calls, moved) in enumerate(zip(self._lanes, pairs, strict=True)):
+            if len(moved) and calls:
+                self._copy(lane, ("lane", lane), calls, moved, to_device, stream)
 
-    def _copy(self, sources: list[Tensor], targets: list[Tensor], pairs: NDArray[np.int32], stream: int | None) -> None:
-        if stream is None or self._io == "kernel":
+    def _copy(
+        self,
+        lane: int,
+        key: tuple[str, int],
+        calls: list[Planes],
+        pairs: NDArray[np.int32],
+        to_device: bool,
+        stream: int | None,
+    ) -> None:
+        """Copy entries of a lane in planes; `key` identifies the planes."""
+        if stream is not None and self._io != "kernel":
+            if key not in self._divided:
+                self._divided[key] = self._divide(lane, calls)
+            groups, calls = self._divided[key]
+            if groups:
+                assert self._parts.staging is not None
+                copies = rectangles(groups, pairs, self._borders(lane), to_device=to_device)
+                self._parts.staging.runtime.copy_rectangles(copies, stream)
+        for own, host in calls:
+            sources, targets = (host, own) if to_device else (own, host)
             transfer_blocks(sources, targets, pairs, stream=stream)
-            return
+
+    def _divide(self, lane: int, calls: list[Planes]) -> tuple[list[PlaneGroup], list[Planes]]:
+        """Return the planes that the copy engines copy, and the calls of the kernel for the others."""
         least = DMA_BYTES if self._io == "auto" else 1
-        assert self._parts.staging is not None
-        runtime, left = self._parts.staging.runtime, []
-        for source, target in zip(sources, targets, strict=True):
-            if source[0].nbytes < least or not (_is_run(source) and _is_run(target) and _is_alike(source, target)):
-                left.append((source, target))
-                continue
-            for one, other in pairs.tolist():
-                begin, end = (plane.pointer + n * plane.strides[0] for plane, n in ((source, one), (target, other)))
-                runtime.copy(end, begin, source[0].nbytes, stream)
-        if left:
-            transfer_blocks([one for one, _ in left], [other for _, other in left], pairs, stream=stream)
+        by_engine: list[tuple[Tensor, Tensor]] = []
+        left: list[Planes] = []
+        for planes in calls:
+            others: Planes = ([], [])
+            for own, host in zip(*planes, strict=True):
+                if own[0].nbytes >= least and _is_run(own) and _is_run(host) and _is_alike(own, host):
+                    by_engine.append((own, host))
+                else:
+                    others[0].append(own)
+                    others[1].append(host)
+            if others[0]:
+                left.append(others)
+        pools = self._parts.store.pools
+        is_state = self._is_state_lane(lane)
+        return groups_of(by_engine, () if is_state else pools[lane].buffers), left
+
+    def _is_state_lane(self, lane: int) -> bool:
+        return lane == len(self._lanes) - 1 and self._parts.state.states is not None
+
+    def _borders(self, lane: int) -> NDArray[np.int64]:
+        """Return the entries of a lane at which a chunk of registered memory begins."""
+        return self._pool.chunk_starts(self._pool.num_lanes - 1 if self._is_state_lane(lane) else lane)
 
     def run_layer(self, layer: int, pairs: NDArray[np.int32], *, to_device: bool, stream: int | None = None) -> None:
         """Copy ``[n, (source, target)]`` in the planes of one model layer: blocks of its group, or slots of states."""
@@ -97,6 +128,7 @@ class BlockCopies:
         if not self._parts.store.pools and self._parts.store.states is None:
             return
         spec = place.spec
+        planes: Planes = ([], [])
         for plane in spec.checkpoint_spec.planes if isinstance(spec, StateSpec) else spec.planes:
             # Not by Store.plane, which waits for the layer.
             if place.keeps_state:
@@ -107,8 +139,10 @@ class BlockCopies:
             else:
                 own = self._parts.store.pools[place.cached_group].plane(plane.name, place.index)
                 host = pools[place.cached_group].plane(plane.name, place.index)
-            sources, targets = (host, own) if to_device else (own, host)
-            self._copy([sources], [targets], pairs, stream)
+            planes[0].append(own)
+            planes[1].append(host)
+        lane = len(self._lanes) - 1 if place.keeps_state else place.cached_group
+        self._copy(lane, ("layer", layer), _alike(*planes), pairs, to_device, stream)
 
 
 def check_io(io: str) -> None:
