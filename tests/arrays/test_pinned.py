@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,28 +15,87 @@ from pagecore.arrays.tensors import uploads
 from pagecore.errors import DeviceError, NotEnoughMemory
 from tests.arrays.fake_runtime import FakeRuntime
 
+SMALL, LARGE = uploads.SMALL_BYTES, 1 << 17
 
-@pytest.mark.parametrize(("num_bytes", "room"), [(1, 4096), (4096, 4096), (4097, 8192), (1 << 20, 1 << 20)])
-def test_an_upload_reserves_more_than_its_size(monkeypatch, num_bytes, room):
-    runtime, asked = FakeRuntime(), []
-    plain = runtime.allocate_pinned
-    monkeypatch.setattr(runtime, "allocate_pinned", lambda size: asked.append(size) or plain(size))
-    source, target = np.ones(num_bytes, np.uint8), np.zeros(num_bytes, np.uint8)
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Sizes of pinned memory that fake runtimes are asked for."""
+    sizes, plain = [], FakeRuntime.allocate_pinned
+    monkeypatch.setattr(FakeRuntime, "allocate_pinned", lambda self, size: sizes.append(size) or plain(self, size))
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "copies"),
+    [(1, 1), (SMALL, 1), (SMALL + 1, 1), (LARGE, 1), (LARGE + 1, 2), (6 * LARGE, 6)],
+)
+def test_an_upload_is_staged_in_pieces_of_a_slot(monkeypatch, asked, num_bytes, copies):
+    monkeypatch.setattr(uploads, "LARGE_BYTES", LARGE)
+    runtime = FakeRuntime()
+    source, target = np.random.default_rng(0).integers(0, 256, num_bytes, np.uint8), np.zeros(num_bytes, np.uint8)
     with use_runtime(runtime):
         uploads.upload(source.ctypes.data, num_bytes, target.ctypes.data, 7, 0)
-    assert asked == [room]
-    assert target.all()
+    assert asked == [64 * SMALL if num_bytes <= SMALL else 4 * LARGE]
+    np.testing.assert_array_equal(source, target)
+    assert [name for name, *_ in runtime.calls].count("copy") == copies
+    assert "synchronize" not in [name for name, *_ in runtime.calls]  # of a stream
+    assert [name for name, *_ in runtime.calls].count("synchronize_event") == max(copies - uploads.NUM_LARGE, 0)
 
 
-def test_uploads_of_many_sizes_allocate_seldom(monkeypatch):
-    runtime, asked = FakeRuntime(), []
-    plain = runtime.allocate_pinned
-    monkeypatch.setattr(runtime, "allocate_pinned", lambda size: asked.append(size) or plain(size))
+def test_uploads_of_many_sizes_allocate_once_for_each_device(asked):
+    runtime = FakeRuntime()
     source, target = np.ones(9000, np.uint8), np.zeros(9000, np.uint8)
     with use_runtime(runtime):
         for num_bytes in range(1, 9000, 7):
-            uploads.upload(source.ctypes.data, num_bytes, target.ctypes.data, 7, 0)
-    assert len(asked) <= 3 * uploads.NUM_SLOTS
+            for device in (0, 1):
+                uploads.upload(source.ctypes.data, num_bytes, target.ctypes.data, 7, device)
+    assert asked == [64 * SMALL] * 2
+
+
+def test_uploads_of_other_threads_go_on_while_one_waits_for_a_slot(monkeypatch):
+    monkeypatch.setattr(uploads, "NUM_SMALL", 2)
+    runtime, waits, passes = FakeRuntime(), threading.Event(), threading.Event()
+    make_event = runtime.make_event
+
+    def make_slow(device):
+        event = make_event(device)
+        if event.number == 1:  # of the first slot
+            event.synchronize = lambda: (waits.set(), passes.wait(30))
+        return event
+
+    monkeypatch.setattr(runtime, "make_event", make_slow)
+    source, targets = np.ones(8, np.uint8), np.zeros((4, 8), np.uint8)
+
+    def send(number):
+        uploads.upload(source.ctypes.data, 8, targets[number].ctypes.data, 7, 0)
+
+    with use_runtime(runtime):
+        send(0)
+        send(1)
+        thread = threading.Thread(target=send, args=(2,))
+        thread.start()
+        assert waits.wait(30)
+        send(3)  # in the second slot
+        assert targets[3].all()
+        assert not targets[2].any()
+        passes.set()
+        thread.join(30)
+    assert targets.all()
+
+
+def test_uploads_of_many_threads_keep_their_bytes(monkeypatch):
+    monkeypatch.setattr(uploads, "NUM_SMALL", 3)
+    sources = np.random.default_rng(0).integers(0, 256, (64, 999), np.uint8)
+    targets = np.zeros_like(sources)
+
+    def send(first):
+        for number in range(first, 64, 4):
+            uploads.upload(sources[number].ctypes.data, 999, targets[number].ctypes.data, 7, 0)
+
+    with use_runtime(FakeRuntime()), ThreadPoolExecutor(4) as pool:
+        list(pool.map(send, range(4)))
+    np.testing.assert_array_equal(sources, targets)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ import pytest
 
 import pagecore
 from pagecore.arrays import strided
+from pagecore.arrays.tensors import uploads
 from pagecore.arrays.tensors.streams import note_work
-from pagecore.arrays.tensors.uploads import NUM_SLOTS, SLOT_BYTES_MAX, to_device, upload
+from pagecore.arrays.tensors.uploads import NUM_SMALL, SMALL_BYTES, to_device, upload
 from pagecore.errors import DeviceError
 
 
@@ -26,19 +27,26 @@ def test_an_empty_shape_has_no_elements(cuda):
     assert cuda.get(pagecore.zeros((), "float32", cuda.device)) == 0
 
 
-def test_the_source_of_an_upload_may_change_at_once(cuda):
-    """With many uploads in flight, and with a large one, which is the only kind that is read in place."""
+def test_the_source_of_an_upload_may_change_at_once(cuda, monkeypatch):
+    """With more uploads in flight than there are slots, and with large ones, of one piece and of more than slots."""
+    large = 1 << 17
+    monkeypatch.setattr(uploads, "LARGE_BYTES", large)
     rng = np.random.default_rng(0)
-    sizes = [*rng.integers(1, 5000, 2 * NUM_SLOTS), SLOT_BYTES_MAX, SLOT_BYTES_MAX + 1]
+    sizes = [*rng.integers(1, 5000, 2 * NUM_SMALL), SMALL_BYTES, SMALL_BYTES + 1, 5 * large + 3]
     arrays = [rng.integers(0, 256, size, np.uint8) for size in sizes]
     tensors = [cuda.empty(array.shape, "uint8") for array in arrays]
-    stream, read_in_place = cuda.stream(), cuda.runtime.counts["pageable"] if cuda.is_emulated else 0
+    stream = cuda.stream()
+    if cuda.is_emulated:
+        cuda.runtime.streams.deferred = True
+        before = cuda.runtime.counts.copy()
     for array, tensor in zip(arrays, tensors, strict=True):
         sent = array.copy()
         upload(sent.ctypes.data, sent.nbytes, tensor.pointer, stream, 0)
         sent[:] = ~sent
     if cuda.is_emulated:
-        assert cuda.runtime.counts["pageable"] == read_in_place + 1
+        spent = cuda.runtime.counts - before
+        assert spent["pageable"] == 0
+        assert spent["synchronizes"] == 0
     cuda.runtime.synchronize(stream)
     for array, tensor in zip(arrays, tensors, strict=True):
         np.testing.assert_array_equal(cuda.get(tensor), array)
@@ -55,11 +63,11 @@ def test_an_upload_is_refused_in_a_capture(cuda):
         with pytest.raises(DeviceError, match="is being captured: upload before"):
             work(stream)
 
-    for _ in range(NUM_SLOTS):  # the staging memory is allocated
+    for _ in range(NUM_SMALL):  # the staging memory is allocated
         work(stream)
     cuda.runtime.synchronize(stream)
     cuda.capture(refused)
-    for _ in range(NUM_SLOTS):
+    for _ in range(NUM_SMALL):
         work(stream)
     cuda.runtime.synchronize(stream)
     np.testing.assert_array_equal(cuda.get(tensor), array)

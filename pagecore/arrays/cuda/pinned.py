@@ -45,8 +45,12 @@ class Slot:
                 event = self._runtime.make_event(self._device)
                 self._replaced.append((self._event, self.memory))
                 self._event, self._is_pending = event, False
-            self.memory = memory
-            self.address = memory.ctypes.data
+            self.use(memory)
+
+    def use(self, memory: NDArray[np.uint8]) -> None:
+        """Replace the buffer, which no copy reads."""
+        self.memory = memory
+        self.address = memory.ctypes.data
 
     def send(self, begin: int, end: int, target: int, stream: int) -> None:
         """Copy bytes [begin, end) to `target`, in the order of a stream."""
@@ -77,29 +81,37 @@ class PinnedRing:
 
     Attributes
     ----------
+    slots : list of Slot
     latest : Slot
         The slot that was taken last.
     """
 
     def __init__(self, runtime: Runtime, device: int, num_slots: int = 3) -> None:
-        self._slots = [Slot(runtime, device) for _ in range(num_slots)]
+        self.slots = [Slot(runtime, device) for _ in range(num_slots)]
+        self._runtime = runtime
         self._turn = 0
-        self.latest = self._slots[-1]
+        self.latest = self.slots[-1]
 
     @property
     def nbytes(self) -> int:
         """Bytes of pinned memory in all slots."""
-        return sum(slot.memory.nbytes for slot in self._slots)
+        return sum(slot.memory.nbytes for slot in self.slots)
 
     def reserve(self, num_bytes: int) -> None:
         """Grow every slot to at least `num_bytes`."""
-        for slot in self._slots:
+        for slot in self.slots:
             slot.reserve(num_bytes)
+
+    def allocate(self, num_bytes: int) -> None:
+        """Give every slot of a new ring `num_bytes`, in one allocation."""
+        memory = self._runtime.allocate_pinned(num_bytes * len(self.slots))
+        for number, slot in enumerate(self.slots):
+            slot.use(memory[number * num_bytes : (number + 1) * num_bytes])
 
     def take(self) -> Slot:
         """Return the next slot, ready to be written."""
-        self.latest = slot = self._slots[self._turn]
-        self._turn = (self._turn + 1) % len(self._slots)
+        self.latest = slot = self.slots[self._turn]
+        self._turn = (self._turn + 1) % len(self.slots)
         slot.wait()
         return slot
 
@@ -107,7 +119,7 @@ class PinnedRing:
         if sys.is_finalizing():  # the process frees the memory
             return
         failure: Exception | None = None
-        for slot in getattr(self, "_slots", ()):
+        for slot in getattr(self, "slots", ()):
             try:
                 slot.wait_all()
             except Exception as error:  # a destructor warns and never raises

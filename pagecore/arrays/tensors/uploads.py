@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import threading
 from typing import Any
 
@@ -11,20 +12,18 @@ from numpy.typing import NDArray
 
 from pagecore.arrays import cuda
 from pagecore.arrays.cuda.devices import device_index
-from pagecore.arrays.cuda.pinned import PinnedRing, room_for
+from pagecore.arrays.cuda.pinned import PinnedRing
 from pagecore.arrays.cuda.protocol import Runtime
 from pagecore.arrays.tensors._make import empty
 from pagecore.arrays.tensors._tensor import Tensor, as_tensor
 from pagecore.errors import DeviceError
 
-# The host waits once NUM_SLOTS uploads to a device are pending, and at once for an upload over SLOT_BYTES_MAX.
-NUM_SLOTS = 64
-SLOT_BYTES_MAX = 1 << 20
-SLOT_BYTES_MIN = 4096
+# Uploads of at most SMALL_BYTES go through slots of that size, larger ones in pieces of LARGE_BYTES. The host waits
+# once all slots of a kind are pending.
+NUM_SMALL, SMALL_BYTES = 64, 64 << 10
+NUM_LARGE, LARGE_BYTES = 4, 4 << 20
 
-_uploading = threading.Lock()
-# The runtime in use, and its ring for each device.
-_rings: tuple[Runtime | None, dict[int, PinnedRing]] = (None, {})
+_making = threading.Lock()
 
 
 def to_device(array: NDArray[Any], device: str) -> Tensor:
@@ -55,8 +54,7 @@ def upload(source: int, num_bytes: int, target: int, stream: int, device: int) -
     """Copy host bytes to a device in the order of a stream; the caller may change them when this returns.
 
     The bytes are staged in pinned memory, because a device that reads pageable memory could see later writes of the
-    host. An upload of more than SLOT_BYTES_MAX bytes is not staged but waited for. If NUM_SLOTS uploads are pending,
-    the function waits for the oldest.
+    host. If all slots of staging memory are pending, the function waits for the oldest.
 
     Raises
     ------
@@ -71,22 +69,49 @@ def upload(source: int, num_bytes: int, target: int, stream: int, device: int) -
             f"{num_bytes} bytes of host memory are copied, and stream {stream:#x} is being captured: upload before the "
             "capture"
         )
-    if num_bytes > SLOT_BYTES_MAX:
-        runtime.copy(target, source, num_bytes, stream)
-        runtime.synchronize(stream, device)
-        return
-    with _uploading:
-        slot = _ring(runtime, device).take()
-        slot.reserve(max(SLOT_BYTES_MIN, room_for(num_bytes)))
-        ctypes.memmove(slot.address, source, num_bytes)
-        slot.send(0, num_bytes, target, stream)
+    slots = _slots(runtime, device, num_bytes > SMALL_BYTES)
+    for begin in range(0, num_bytes, slots.slot_bytes):
+        slots.send(source + begin, min(slots.slot_bytes, num_bytes - begin), target + begin, stream)
 
 
-def _ring(runtime: Runtime, device: int) -> PinnedRing:
-    global _rings  # noqa: PLW0603
-    if _rings[0] is not runtime:
-        _rings = (runtime, {})
-    rings = _rings[1]
-    if device not in rings:
-        rings[device] = PinnedRing(runtime, device, NUM_SLOTS)
-    return rings[device]
+class _Slots:
+    """Slots of staging memory in one allocation, taken in turn by any thread.
+
+    Each slot has a lock of its own, so that a thread that waits for a copy stops only threads that need its slot.
+    """
+
+    def __init__(self, runtime: Runtime, device: int, num_slots: int, slot_bytes: int) -> None:
+        self.slot_bytes = slot_bytes
+        self._ring = PinnedRing(runtime, device, num_slots)
+        self._ring.allocate(slot_bytes)
+        self._locks = [threading.Lock() for _ in range(num_slots)]
+        self._turns = itertools.count()
+
+    def send(self, source: int, num_bytes: int, target: int, stream: int) -> None:
+        """Copy at most `slot_bytes` bytes to a slot, and from there in the order of a stream."""
+        number = next(self._turns) % len(self._locks)
+        slot = self._ring.slots[number]
+        with self._locks[number]:
+            slot.wait()
+            ctypes.memmove(slot.address, source, num_bytes)
+            slot.send(0, num_bytes, target, stream)
+
+
+# The runtime in use, and its slots by device and size.
+_made: tuple[Runtime | None, dict[tuple[int, bool], _Slots]] = (None, {})
+
+
+def _slots(runtime: Runtime, device: int, is_large: bool) -> _Slots:
+    global _made  # noqa: PLW0603
+    owner, made = _made
+    found = made.get((device, is_large)) if owner is runtime else None
+    if found is not None:
+        return found
+    with _making:
+        if _made[0] is not runtime:
+            _made = (runtime, {})
+        made = _made[1]
+        if (device, is_large) not in made:
+            sizes = (NUM_LARGE, LARGE_BYTES) if is_large else (NUM_SMALL, SMALL_BYTES)
+            made[device, is_large] = _Slots(runtime, device, *sizes)
+        return made[device, is_large]
