@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 import tarfile
 import time
@@ -53,6 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run.finish(error=gpu)
         return 2
     run.report |= gpu
+    try:
+        make_private(CUBINS)
+    except OSError as error:
+        print(f"first_gpu: {CUBINS} stays as it is, and every process compiles its kernels: {error}", file=sys.stderr)
     for step in steps(run.out, options.kind):
         run.take(step)
         if step.name in ("build", "kernels"):
@@ -85,7 +90,8 @@ def steps(out: Path, kind: tuple[str, ...]) -> list[Step]:
     return [
         Step("build", build, 110),
         Step("kernels", (*report, "--json", str(out / "kernels.json")), 70),
-        *(Step(f"smoke {name}", (python, "-m", "bench", name, "--smoke"), 15) for name in BENCHES),
+        # The first runs compile kernels that the step before had no time for.
+        *(Step(f"smoke {name}", (python, "-m", "bench", name, "--smoke"), 15, 45) for name in BENCHES),
         Step("tests", tests, 115),
         *(
             Step(f"bench {name}", (python, "-m", "bench", name, *kind, "--json", str(out / f"{name}.json")), 28)
@@ -100,6 +106,7 @@ class Run:
     def __init__(self, out: Path, deadline: float) -> None:
         self.out, self.deadline = out, deadline
         self.outcomes: dict[str, Outcome] = {}
+        self.spare = 0.0  # seconds that the steps so far have left of their limits
         date = datetime.now(UTC).isoformat(timespec="seconds")
         self.report: dict[str, Any] = {"date": date, "commit": commit(ROOT), "python": sys.version.split()[0]}
         self.log = out / "log.txt"
@@ -107,7 +114,7 @@ class Run:
 
     def take(self, step: Step) -> Outcome:
         """Run one step, append its output to the log, and show the last lines."""
-        limit = min(step.limit_s, self.deadline - time.monotonic())
+        limit = min(step.limit_s + min(step.extra_s, self.spare), self.deadline - time.monotonic())
         head = f"\n== {step.name} (limit {max(limit, 0):.0f} s): {' '.join(step.command)}\n"
         print(head, end="", flush=True)
         output = self.out / "step.log"
@@ -119,6 +126,7 @@ class Run:
             log.write(head.encode() + text + end.encode())
         print(tail(text, LINES_SHOWN, WIDTH_SHOWN) + end, end="", flush=True)
         self.outcomes[step.name] = outcome
+        self.spare = max(self.spare + step.limit_s - outcome.seconds, 0.0)
         self._save()
         return outcome
 
@@ -156,6 +164,21 @@ def archive(path: Path) -> None:
         for each in [*built, *([CUBINS] if CUBINS.is_dir() else [])]:
             packed.add(each, each.relative_to(ROOT))
     print(f"built.tar.gz: {len(built)} extensions, {path.stat().st_size / 2**20:.1f} MiB", flush=True)
+
+
+def make_private(folder: Path) -> None:
+    """Give this user alone the files of a folder that came with the tree; pagecore loads no kernels of other users."""
+    if not folder.is_dir():
+        return
+    aside = folder.with_name(folder.name + ".private")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(mode=0o700)
+    for each in folder.iterdir():
+        if each.is_file() and not each.is_symlink():
+            shutil.copyfile(each, aside / each.name)
+            (aside / each.name).chmod(0o600)
+    shutil.rmtree(folder)
+    aside.rename(folder)
 
 
 def table(outcomes: dict[str, Outcome]) -> str:

@@ -18,11 +18,12 @@ LATE = 124  # exit status of timeout(1)
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A command and its time limit."""
+    """A command and its time limit, with up to `extra_s` more if earlier steps have left that of their limits."""
 
     name: str
     command: tuple[str, ...]
     limit_s: float
+    extra_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

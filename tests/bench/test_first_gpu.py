@@ -15,10 +15,12 @@ import pytest
 
 from bench import first_gpu
 from bench.cli import GPU_NAMES
-from bench.first_gpu import archive, environment, main, steps, table
+from bench.first_gpu import archive, environment, main, make_private, steps, table
 from bench.gpu import facts
 from bench.gpu.facts import find_gpu
 from bench.gpu.steps import LATE, Outcome, Step, run_step, tail, trimmed
+from pagecore.ops.cuda.compilation.compiler import Cubin
+from pagecore.ops.cuda.compilation.cubins import read_cubin, write_cubin
 
 pytestmark = pytest.mark.serial  # steps have time limits
 
@@ -118,6 +120,44 @@ def test_all_steps_together_fit_into_nine_minutes(tmp_path):
     assert sum(each.limit_s for each in planned) + 20 <= first_gpu.TOTAL_S < 540
     assert planned[0].name == "build"
     assert planned[0].limit_s <= 110
+
+
+def test_smoke_runs_may_take_what_earlier_steps_left(tmp_path, monkeypatch):
+    limits = []
+
+    def record(step, limit_s, output, environment, folder):
+        output.write_bytes(b"")
+        limits.append(limit_s)
+        return Outcome(0, 4.0, "")
+
+    monkeypatch.setattr(first_gpu, "run_step", record)
+    run = first_gpu.Run(tmp_path, time.monotonic() + 100)
+    for step in (Step("one", (), 10), Step("two", (), 15, 45), Step("three", (), 15, 5), Step("four", (), 15)):
+        run.take(step)
+    assert limits == [10, 21, 20, 15]
+    run.take(Step("five", (), 99, 45))
+    assert 90 < limits[-1] <= 100
+    assert {each.extra_s for each in steps(tmp_path, ()) if each.name.startswith("smoke")} == {45}
+
+
+def test_kernels_that_came_with_the_tree_become_private(tmp_path):
+    folder = tmp_path / "cubins"
+    folder.mkdir()
+    first = tmp_path / "one"
+    first.write_bytes(b"image")
+    found = Cubin(b"image", {"k": "_Zk"}, "")
+    assert write_cubin(folder / "a.cubin", found)
+    folder.chmod(0o777)
+    (folder / "a.cubin").chmod(0o666)
+    (folder / "link").symlink_to(first)
+    with pytest.warns(RuntimeWarning, match="is not used"):
+        assert read_cubin(folder / "a.cubin") is None
+    make_private(folder)
+    assert read_cubin(folder / "a.cubin") == found
+    assert [each.name for each in folder.iterdir()] == ["a.cubin"]
+    assert first.read_bytes() == b"image"
+    make_private(tmp_path / "missing")
+    assert not (tmp_path / "missing").exists()
 
 
 def test_the_benches_run_alone_smoke_before_the_tests_and_quick_after_them(tmp_path):
