@@ -33,7 +33,8 @@ cdef Tensor make(object shape, object dtype, object device, object stream, bint 
     cdef int code = as_dtype(dtype).code
     index = device_index(device)
     if index is not None:
-        return new_cuda_tensor(ndim, lengths, code, index, stream, zeroed)
+        handle = None if stream is None else stream_handle(stream, None, index)
+        return new_cuda_tensor(ndim, lengths, code, index, handle, zeroed)
     if stream is not None:
         raise UnsupportedOption(f"stream is {shown(stream)}; host memory has no streams: leave it out")
     return new_tensor(ndim, lengths, code, zeroed)
@@ -48,8 +49,7 @@ cdef Tensor new_cuda_tensor(int ndim, const int64_t* shape, int code, int device
     for i in range(ndim):
         view.shape[i] = shape[i]
     set_contiguous_strides(view)
-    handle = None if stream is None else stream_handle(stream, None, device)
-    memory = DeviceMemory(size * item_bytes(view), device, handle, zeroed)
+    memory = DeviceMemory(size * item_bytes(view), device, stream, zeroed)
     view.data = <char*><uintptr_t>memory.address
     view.device_type = CUDA
     view.device_id = device

@@ -3,6 +3,7 @@
 from libc.stdint cimport int64_t, uintptr_t
 
 from pagecore.arrays.dtypes.codes cimport CPU, UINT8
+from pagecore.arrays.tensors._make cimport new_cuda_tensor
 from pagecore.arrays.tensors._tensor cimport Tensor, as_tensor, contiguous, new_tensor, size_of, tensor_of
 from pagecore.arrays.views.array_view cimport ArrayView, Extent, checked_extent
 
@@ -10,7 +11,7 @@ from sys import modules
 
 import numpy as np
 
-from pagecore.arrays import cuda, empty, like
+from pagecore.arrays import cuda, like
 from pagecore.arrays.dtypes.dtype import DTYPES
 from pagecore.arrays.tensors import results, streams
 from pagecore.arrays.tensors.uploads import upload
@@ -60,8 +61,7 @@ cdef Tensor new_at(int ndim, const int64_t* shape, int dtype_code, const Place* 
 
 
 cdef Tensor new_on_device(int ndim, const int64_t* shape, int dtype_code, const Place* place):
-    lengths = tuple([shape[i] for i in range(ndim)])
-    return empty(lengths, DTYPES[dtype_code], device_of(place), stream=place.stream)
+    return new_cuda_tensor(ndim, shape, dtype_code, place.device_id, place.stream, False)
 
 
 cdef Tensor new_result(int ndim, const int64_t* shape, int dtype_code, object example, const Place* place):
