@@ -150,8 +150,13 @@ def test_every_device_is_restored_where_the_driver_does_not_answer(fake, driver,
         del driver.cuDevicePrimaryCtxGetState
     else:
         driver.status = 3
-    CupyRuntime().memory_info(1)
+    runtime = CupyRuntime()
+    runtime.memory_info(1)
     assert fake.getDevice() == 0
+    if lacks == "success":
+        driver.status = 0  # it is asked again
+        runtime.memory_info(1)
+        assert fake.getDevice() == 1
 
 
 def test_the_state_of_a_device_in_use_is_queried_once(fake, driver, runtime):

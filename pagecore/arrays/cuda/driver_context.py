@@ -59,9 +59,9 @@ class DriverContext:
         """Return True if the device has a primary context; making a device current creates one, which takes memory."""
         if device in self._in_use:
             return True
-        flags, is_active = c_uint(), c_int(1)
-        if self._get_state is not None and self._get_state(device, byref(flags), byref(is_active)) != 0:
-            is_active.value = 1
+        flags, is_active = c_uint(), c_int()
+        if self._get_state is None or self._get_state(device, byref(flags), byref(is_active)) != 0:
+            return True
         if is_active.value:
             self._in_use.add(device)
         return bool(is_active.value)
