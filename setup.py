@@ -15,6 +15,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import Cython
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_clib import build_clib
@@ -80,6 +81,16 @@ ROOMS_ON_INDEX = {"index", "cache", "tiers"}
 CORES = len(os.sched_getaffinity(0))  # that this process may use
 # Code that Cython repeats in every module unless one module holds it: memory views are half of most modules.
 SHARED = "pagecore._cython"
+# As in pyproject.toml, which says why; a build without isolation does not look there.
+CYTHON_LEAST, CYTHON_BELOW = "3.2", "3.3"
+CYTHON_OPTIONS = {
+    "language_level": 3,
+    # Without its own pickling, an object that holds native memory is refused by pickle and copy.
+    "compiler_directives": {"embedsignature": True, "binding": True, "auto_pickle": False},
+    "shared_utility_qualified_name": SHARED,
+}
+# The version and options of Cython with which the files in build/cython were generated.
+CYTHON_STAMP = "build/cython_options.txt"
 
 # As in tests/native/sanitize.mk.
 X86_LEVELS = {
@@ -368,28 +379,45 @@ class BuildExtensions(build_ext):
         remove_extensions_without_source(self.get_ext_filename(""))
 
 
+def check_cython(version: str) -> None:
+    """Refuse versions of Cython that pyproject.toml excludes."""
+
+    def numbers(text: str) -> list[int]:
+        return [int(each) for each in re.findall(r"\d+", text)[:2]]
+
+    if not numbers(CYTHON_LEAST) <= numbers(version) < numbers(CYTHON_BELOW):
+        wanted = f"cython>={CYTHON_LEAST},<{CYTHON_BELOW}"
+        raise SystemExit(
+            f"Cython {version} is installed, expected {CYTHON_LEAST} or later and below {CYTHON_BELOW}: install it by "
+            f"pip install '{wanted}', or let pip do so in an isolated build, without --no-build-isolation"
+        )
+
+
+def generate(extensions: list[Extension]) -> list[Extension]:
+    """Generate the C++ of the extensions that have changed, and of all if Cython or its options have changed."""
+    stamp, text = ROOT / CYTHON_STAMP, f"{Cython.__version__} {CYTHON_OPTIONS}\n"
+    is_stale = not stamp.exists() or stamp.read_text() != text
+    # To look for garbage among the syntax trees of all modules takes half of the time. Without, they need 800 MB.
+    gc.disable()
+    try:
+        # None: as the environment says.
+        made = cythonize(extensions, build_dir="build/cython", nthreads=CORES, force=is_stale or None, **CYTHON_OPTIONS)
+    finally:
+        gc.enable()
+    write_changed(CYTHON_STAMP, text)
+    return made
+
+
 def native_parts() -> dict[str, object]:
     """Nothing where the Makefile, which builds them in place, installs the tree: pip would compile them once more."""
     if os.environ.get("PAGECORE_PREBUILT") == "1":
         return {}
+    check_cython(Cython.__version__)
     isas = built_isas()
     write_absent(isas)
-    # To look for garbage among the syntax trees of all modules takes half of the time. Without, they need 800 MB.
-    gc.disable()
-    extensions = cythonize(
-        # Of the shared module, which is C, cythonize wants the name and no language.
-        [
-            Extension(SHARED, [f"{SHARED.replace('.', '/')}.c"], extra_compile_args=["-O1", "-g0", "-w", *NO_GARBAGE]),
-            *(extension(pyx) for pyx in sources("pagecore/**/_*.pyx")),
-        ],
-        build_dir="build/cython",
-        language_level=3,
-        # Without its own pickling, an object that holds native memory is refused by pickle and copy.
-        compiler_directives={"embedsignature": True, "binding": True, "auto_pickle": False},
-        nthreads=CORES,
-        shared_utility_qualified_name=SHARED,
-    )
-    gc.enable()
+    # Of the shared module, which is C, cythonize wants the name and no language.
+    shared = Extension(SHARED, [f"{SHARED.replace('.', '/')}.c"], extra_compile_args=["-O1", "-g0", "-w", *NO_GARBAGE])
+    extensions = generate([shared, *(extension(pyx) for pyx in sources("pagecore/**/_*.pyx"))])
     return {"libraries": folder_libraries(isas), "ext_modules": extensions}
 
 

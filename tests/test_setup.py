@@ -1,5 +1,6 @@
 """The build: compiled headers are not stale, source distributions are complete, and goals of make run in order."""
 
+import gc
 import importlib.util
 import os
 import platform
@@ -8,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import SimpleNamespace
@@ -121,6 +123,54 @@ def test_a_unit_is_written_again_with_other_sources(setup):
     setup.write_joined(unit, ["x.cpp"])
     assert (setup.ROOT / unit).stat().st_mtime > 1
     assert (setup.ROOT / unit).read_text() == '#include "x.cpp"\n'
+
+
+def is_forced(setup, monkeypatch):
+    """Generate no extensions; return True if Cython was asked for all files again."""
+    forced = []
+    monkeypatch.setattr(setup, "cythonize", lambda _, force, **options: forced.append(force) or [])
+    setup.generate([])
+    return bool(forced[0])
+
+
+def test_everything_is_generated_again_with_other_options_of_cython(setup, monkeypatch):
+    assert [is_forced(setup, monkeypatch) for _ in range(2)] == [True, False]
+    monkeypatch.setitem(setup.CYTHON_OPTIONS, "compiler_directives", {"auto_pickle": True})
+    assert [is_forced(setup, monkeypatch) for _ in range(2)] == [True, False]
+    monkeypatch.setattr(setup.Cython, "__version__", "3.2.99")
+    assert [is_forced(setup, monkeypatch) for _ in range(2)] == [True, False]
+
+
+def test_files_that_could_not_be_generated_are_generated_again(setup, monkeypatch):
+    def fail(_, **options):
+        raise OSError("no space left")
+
+    assert is_forced(setup, monkeypatch)
+    monkeypatch.setitem(setup.CYTHON_OPTIONS, "language_level", 2)
+    monkeypatch.setattr(setup, "cythonize", fail)
+    with pytest.raises(OSError, match="no space left"):
+        setup.generate([])
+    assert gc.isenabled()
+    assert is_forced(setup, monkeypatch)
+
+
+@pytest.mark.parametrize("version", ["3.1.9", "3.3.0a1", "3.3.1", "3.10.0", "4.0"])
+def test_a_version_of_cython_that_is_excluded_is_refused(setup, monkeypatch, version):
+    monkeypatch.delenv("PAGECORE_PREBUILT", raising=False)
+    monkeypatch.setattr(setup.Cython, "__version__", version)
+    with pytest.raises(SystemExit, match=rf"Cython {re.escape(version)} .* 3\.2 .* below 3\.3.*pip install 'cython>="):
+        setup.native_parts()
+    assert not (setup.ROOT / "build").exists()
+
+
+@pytest.mark.parametrize("version", ["3.2.0", "3.2.12", "3.2.0rc1"])
+def test_other_versions_of_cython_are_used(setup, version):
+    setup.check_cython(version)
+
+
+def test_the_versions_of_cython_are_those_of_the_package_metadata(setup):
+    required = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert f"cython>={setup.CYTHON_LEAST},<{setup.CYTHON_BELOW}" in required
 
 
 def cpuinfo(setup, isas, vendor):
