@@ -18,9 +18,19 @@ namespace {
 constexpr BlockId kBlocks = 400;
 constexpr int kForks = 25;
 
+// ASan of GCC 12 does not lock its allocator for fork(), as glibc does: a lock of a size class that another thread
+// holds at that moment stays locked in the child, where malloc() and free() may wait for it forever. With ASan, the
+// child therefore allocates nothing; the other builds check the rest.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool kChildAllocates = false;
+#else
+constexpr bool kChildAllocates = true;
+#endif
+
 struct Inherited {
   std::shared_ptr<BlockPool> first = std::make_shared<BlockPool>(kBlocks, Order::Lifo);
   std::shared_ptr<BlockPool> second = std::make_shared<BlockPool>(kBlocks, Order::Address);
+  std::vector<BlockId> blocks = std::vector<BlockId>(kBlocks);  // of a child, allocated before fork()
   std::atomic<bool> is_over{false};
 };
 
@@ -55,10 +65,11 @@ void make_and_destroy(Inherited& inherited) {
 // Exit status of the child: 0 if each pool is consistent and allocates.
 int look_at(Inherited& inherited) {
   for (BlockPool* pool : {inherited.first.get(), inherited.second.get()}) {
-    pool->check_invariants();
-    std::vector<BlockId> rest(static_cast<size_t>(pool->num_free()));
+    if (kChildAllocates) pool->check_invariants();
+    const std::span rest(inherited.blocks.data(), static_cast<size_t>(pool->num_free()));
     if (!pool->try_allocate(rest) || pool->num_used() != kBlocks - 1) return 2;
   }
+  if (!kChildAllocates) return 0;
   const BlockPool another(9, Order::Lifo);
   return another.num_free() == 8 ? 0 : 3;
 }
