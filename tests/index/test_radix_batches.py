@@ -2,6 +2,7 @@
 
 from types import MappingProxyType
 
+import numpy as np
 import pytest
 
 from pagecore.errors import DoubleFree, UnsupportedDtype, UnsupportedOption
@@ -24,6 +25,50 @@ def test_batched_calls_agree_with_single_calls():
     assert snapshot(tree) == before
     tree.release_all(receipts)
     assert tree.protected() == 0
+
+
+@pytest.mark.parametrize(
+    ("window", "blocks", "lengths"), [({"windows": [2]}, 3, (3, 2)), ({"windows": [0], "chunks": [2]}, 1, (1, 8))]
+)
+def test_a_batch_pins_every_prefix_where_tokens_without_ids_follow(window, blocks, lengths):
+    tree = RadixTree(1, full=0, **window)
+    tree.insert(range(8), [*range(11, 11 + blocks), *[0] * (8 - blocks)])
+    receipts = tree.match_and_lock_all([list(range(length)) for length in lengths])
+    assert [(each.match.num_tokens, each.num_tokens) for each in receipts] == [(length, length) for length in lengths]
+    tree.check_invariants()
+    receipts[0].release()
+    tree.evict("window", 9)
+    for block in receipts[1].match.blocks:
+        assert block == 0 or block in tree.held_blocks()
+    receipts[1].release()
+    tree.evict("window", 9)
+    assert tree.num_nodes == 0
+    tree.check_invariants()
+
+
+@pytest.mark.parametrize("windows", [[2], [1, 3]])
+def test_a_batch_without_full_lanes_pins_what_single_calls_pin(windows):
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        trees = [RadixTree(1, full=0, windows=windows) for _ in range(2)]
+        for first in range(100, 700, 100):
+            tokens = rng.integers(0, 2, 12)
+            ids = np.arange(first, first + 12)
+            lanes = [np.where(ids < first + rng.integers(2, 12), ids, 0) for _ in windows]
+            for tree in trees:
+                tree.insert(tokens, lanes if len(windows) > 1 else lanes[0])
+        prompts = [rng.integers(0, 2, rng.integers(1, 13)) for _ in range(5)]
+        together = trees[0].match_and_lock_all(prompts)
+        apart = [trees[1].match_and_lock(prompt) for prompt in prompts]
+        assert [each.num_tokens for each in together] == [each.num_tokens for each in apart]
+        for tree in trees:
+            tree.check_invariants()
+        for name in trees[0].components:
+            assert trees[0].protected(name) == trees[1].protected(name)
+            assert trees[0].evictable(name) == trees[1].evictable(name)
+        trees[0].release_all(together)
+        assert trees[0].protected() == 0
+        trees[0].check_invariants()
 
 
 ONE_BLOCK_TWO_PREFIXES = {

@@ -138,6 +138,7 @@ ctypedef NativeReceipt* ReceiptPointer
 
 cdef extern from "pagecore/index/radix/tree/tree.hpp" namespace "pagecore" nogil:
     ctypedef span[ReceiptPointer] ReceiptPointers "std::span<pagecore::radix::Receipt* const>"
+    ctypedef span[NativeMatch] Matches "std::span<pagecore::RadixTree::Match>"
     ctypedef span[Offer] Offers "std::span<const pagecore::radix::Offer>"
 
     cdef cppclass NativeRadixTree "pagecore::RadixTree":
@@ -150,7 +151,7 @@ cdef extern from "pagecore/index/radix/tree/tree.hpp" namespace "pagecore" nogil
         void copy_blocks(int32_t node, int32_t offset, int32_t lane, span[int32_t] out)
         void copy_ahead(const NativeMatch& match, int32_t lane, span[int32_t] out)
         NativeReceipt lock(NativeMatch& match, uint32_t components) except +raise_python_error
-        void reserve_locks(int64_t count) except +raise_python_error
+        void lock_all(Matches matches, uint32_t components, ReceiptPointers receipts) except +raise_python_error
         NativeReceipt lock_again(const NativeReceipt& receipt)
         void unlock(NativeReceipt& receipt, uint32_t components, const RetentionHint& hint)
         void insert(const Offer& offer, NativeReceipt* receipt, NativeInserted& out) except +raise_python_error

@@ -5,7 +5,7 @@ from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport int32_t, int64_t
 
 from pagecore.index._integers cimport new_int32
-from pagecore.index.radix._native cimport NativeMatch, RetentionHint
+from pagecore.index.radix._native cimport Matches, NativeMatch, ReceiptPointer, ReceiptPointers, RetentionHint
 from pagecore.native.std cimport span, vector
 
 from pagecore.errors import DoubleFree, ShapeError
@@ -150,18 +150,21 @@ cdef class RadixLookup(RadixCore):
         cdef double now = as_time(time)
         cdef list read = self._read_prefixes(prefixes, namespaces, spans, max_tokens)
         cdef vector[NativeMatch] found
+        cdef vector[ReceiptPointer] pointers
         cdef Py_ssize_t i
         cdef list receipts = []
         for prefix in read:
             receipts.append(self._new_receipt(<Prefix> prefix))
+            pointers.push_back(&(<Receipt> receipts[len(receipts) - 1]).native)
         found.resize(len(receipts))
         for i in range(len(receipts)):
             self._find(<Prefix> read[i], &found[i])
             self._fill((<Receipt> receipts[i]).match, found[i])
-        self.native.reserve_locks(len(receipts))
-        for i in range(len(receipts)):
-            self.lock(found[i], <Receipt> receipts[i], now)
-        self.native.advance(now)  # also for an empty list
+        self.native.lock_all(
+            Matches(found.data(), found.size()), self.every_component,
+            ReceiptPointers(pointers.data(), pointers.size())
+        )
+        self.native.advance(now)
         return receipts
 
     def release_all(self, receipts, *, time=None):

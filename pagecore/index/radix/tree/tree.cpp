@@ -86,6 +86,26 @@ RadixTree::Receipt RadixTree::lock(Match& match, uint32_t components) {
   return lock_prefix(match.node, match.offset, match.blocks, components, true);
 }
 
+void RadixTree::lock_all(std::span<Match> matches, uint32_t components, std::span<Receipt* const> receipts) {
+  PC_ASSERT(receipts.size() == matches.size());
+  std::vector<NodeId> found;  // the lower halves of splits keep their ids
+  found.reserve(matches.size());
+  reserve_locks(std::ssize(matches));
+  for (size_t i = 0; i < matches.size(); ++i) {
+    Match& match = matches[i];
+    queues_.begin_turn();
+    note_reuse(match);
+    if (match.node == kNoNode) {
+      *receipts[i] = pins_.lock(kNoNode, components, true);
+      continue;
+    }
+    found.push_back(match.node);
+    *receipts[i] = pin_prefix(match.node, match.offset, match.blocks, components, true);
+    queues_.limit_protected();
+  }
+  for (const NodeId node : found) structure_.prune(node);
+}
+
 // Counts the state of a match as reused, and the deepest of those after it that would have served if it were there.
 void RadixTree::note_reuse(const Match& match) {
   if (match.state != radix::kNoState) queues_.reuse_state(match.node);
@@ -138,16 +158,22 @@ RadixTree::Receipt RadixTree::lock_ahead(Match& match) {
 RadixTree::Receipt RadixTree::lock_prefix(NodeId& node, int32_t& offset, int64_t blocks, uint32_t components,
                                           bool is_hit) {
   if (node == kNoNode) return pins_.lock(kNoNode, components, is_hit);
-  // Another lock() may have split the node.
+  const NodeId found = node;
+  const Receipt receipt = pin_prefix(node, offset, blocks, components, is_hit);
+  structure_.prune(found);  // the lower half of a split
+  if (is_hit) queues_.limit_protected();
+  return receipt;
+}
+
+RadixTree::Receipt RadixTree::pin_prefix(NodeId& node, int32_t& offset, int64_t blocks, uint32_t components,
+                                         bool is_hit) {
+  // Another lock of the same tree may have split the node.
   while (nodes_.at(node).depth >= blocks) node = nodes_.at(node).parent;
   offset = static_cast<int32_t>(blocks - nodes_.at(node).depth);
-  const NodeId found = node;
-  if (offset < nodes_.at(found).size) node = structure_.split(found, offset);
+  if (offset < nodes_.at(node).size) node = structure_.split(node, offset);
   if (nodes_.at(node).state == radix::kNoState) components &= ~components_.state_bit();
   const Receipt receipt = lock_end(node, components, is_hit);
   offset = nodes_.at(node).size;  // lock_end() may have split the node where a window begins
-  structure_.prune(found);        // the lower half of a split
-  if (is_hit) queues_.limit_protected();
   return receipt;
 }
 

@@ -109,9 +109,12 @@ class RadixTree {
 
   // Receipts.
 
-  // Pins a match and counts the hit. Between match() and lock(), only other lock() calls may change the tree. Updates
-  // the node and offset of the match.
+  // Pins a match and counts the hit. Nothing may change the tree between match() and lock(). Updates the node and
+  // offset of the match.
   [[nodiscard]] virtual Receipt lock(Match& match, uint32_t components);
+  // lock() for several matches, in order. Without full lanes, lock() removes what it leaves empty, and with it the
+  // nodes of other matches: lock_all() does so after the last one. Throws or changes nothing.
+  virtual void lock_all(std::span<Match> matches, uint32_t components, std::span<Receipt* const> receipts);
   // Pins the shared prefix of a match instead, without the state, which counts as hit. A state that a sequence has read
   // is its own: evicting it from the tree takes nothing from the sequence. With `is_hit` false it is a use, and the hit
   // counts when count_hit() follows.
@@ -230,6 +233,7 @@ class RadixTree {
   void note_reuse(const Match& match);
   Receipt lock_end(NodeId end, uint32_t components, bool is_hit);
   Receipt lock_prefix(NodeId& node, int32_t& offset, int64_t blocks, uint32_t components, bool is_hit);
+  Receipt pin_prefix(NodeId& node, int32_t& offset, int64_t blocks, uint32_t components, bool is_hit);
 
   // insert.cpp
   [[nodiscard]] int64_t nodes_to_insert(const Offer& offer) const {
