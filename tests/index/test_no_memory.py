@@ -93,6 +93,19 @@ def test_a_call_that_returns_a_count_is_all_or_nothing(name):
     check_every_allocation(SlotState, COUNTS[name], may_be_done=True)
 
 
+def test_a_namespace_that_memory_is_short_for_finds_no_blocks_of_another():
+    num_without, allocation = 0, 0
+    while num_without < MAX_WITHOUT_EFFECT:
+        tree = RadixTree(1)
+        tree.start_journal()
+        if fails(lambda tree=tree: tree.insert([1, 2], [5, 6], namespace="one"), allocation):
+            tree.insert([1, 2], [7, 8], namespace="another")  # gets the number
+            assert tree.match([1, 2], namespace="one").num_tokens == 0, f"allocation {allocation}"
+            num_without = -1
+        tree.check_invariants()
+        num_without, allocation = num_without + 1, allocation + 1
+
+
 def test_a_constructor_that_fails_changes_no_other_object():
     pool = BlockPool(9)
     makes = [

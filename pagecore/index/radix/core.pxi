@@ -225,7 +225,7 @@ cdef class RadixCore:
         """
         self.native.check_invariants()
         used = {space: key for space, key in enumerate(self.space_keys) if key is not None}
-        if {space: key for key, space in self.spaces.items()} != used:
+        if len(self.spaces) != len(used) or {space: key for key, space in self.spaces.items()} != used:
             raise PagecoreError("pagecore is inconsistent: namespaces and their numbers differ")
 
     # Arguments.
@@ -270,6 +270,7 @@ cdef class RadixCore:
                 self.root_keys[root] = key
                 self.native.set_root(space, root)
         except BaseException:
+            self.spaces.pop(key, None)  # another key gets the number
             self._drop_space(space)
             raise
         self.space_keys[space] = key
@@ -289,8 +290,10 @@ cdef class RadixCore:
         """Forget namespaces that have lost their last node; freeing a key may run code of the caller."""
         cdef int32_t space = self.native.dead_namespace()
         while space >= 0:
-            key = self.space_keys[space]
-            self.space_keys[space] = None
+            key = None
+            if space < len(self.space_keys):  # not if memory ran out while the namespace was added
+                key = self.space_keys[space]
+                self.space_keys[space] = None
             if key is not None:
                 del self.spaces[key]
             self.native.forget_dead_namespace()
