@@ -444,6 +444,19 @@ def test_steps_of_different_rows_may_be_in_flight_together():
     assert [made.states.length(row) for row in (first, second)] == [5, 7]
 
 
+def test_rows_of_tables_without_groups_have_states_alone():
+    tables = BlockTables([], block_sizes=[4], max_sequences=2, max_blocks_per_sequence=8)
+    states = StateTable(tables, 9, chunk=4, interval=8)
+    row = states.add()
+    step, slots = StepBuffers(2, 16, 0), StateBuffers(2)
+    states.prepare([row], [9], step, slots)
+    states.commit([row])
+    slot, length = states.checkpoint(row)
+    other = states.add(None, slot, length)
+    assert (length, states.length(other), states.slot(other)) == (8, 8, slot)
+    states.check_invariants(exclusive=True)
+
+
 def test_slots_return_to_the_pool_with_the_table():
     made = Made()
     made.row_of(100)

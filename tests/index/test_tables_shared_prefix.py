@@ -123,8 +123,12 @@ def test_tables_without_groups_have_lengths_alone():
     child = tables.fork(row)
     tables.truncate([child], [3])
     assert tables.lengths([row, child]).tolist() == [7, 3]
+    with pytest.raises(ShapeError, match="the step has 9 tokens; the buffers have room for 8"):
+        tables.prepare([row], [9], step)
     with pytest.raises(ShapeError, match="a row holds at most 20"):
         tables.prepare([row], [14], step)
     tables.check_invariants(exclusive=True)
+    with pytest.raises(ShapeError, match="group is 0; the tables have no groups"):
+        tables.table()
     with pytest.raises(ShapeError, match="2 block sizes are given for 0 pools"):
         BlockTables([], block_sizes=[4, 4], max_sequences=2, max_blocks_per_sequence=5)

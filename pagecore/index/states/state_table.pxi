@@ -112,7 +112,9 @@ Slots of a `StatePool` for the sequences of block tables.
         cdef object added = self.tables.add(prefix, length)
         cdef int32_t row = added
         cdef int32_t computed = self.tables.length_raw(row)
-        cdef int64_t shared = self.tables.row_raw(row, 0).size() * <int64_t> self.tables.block_sizes[0]
+        cdef int64_t shared = computed
+        if self.tables.pools:
+            shared = self.tables.row_raw(row, 0).size() * <int64_t> self.tables.block_sizes[0]
         try:
             self._check_state(computed, slot)
         except BaseException:

@@ -84,6 +84,7 @@ void BlockTables::check_rows(RowSpan rows) {
 }
 
 void BlockTables::check_group(int64_t group) const {
+  PC_EXPECTS(!groups_.empty(), ShapeError, "group is ", group, "; the tables have no groups, make them with pools");
   PC_EXPECTS(group >= 0 && group < static_cast<int64_t>(groups_.size()), ShapeError, "group is ", group, "; use 0 to ",
              groups_.size() - 1);
 }

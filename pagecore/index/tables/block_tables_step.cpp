@@ -273,6 +273,8 @@ bool BlockTables::try_prepare(RowSpan rows, CountSpan counts, StepBuffers& out, 
   const int64_t num_tokens = check_step(rows, counts);
   PC_EXPECTS(rows.size() <= static_cast<size_t>(out.max_sequences()), ShapeError, "the step has ", rows.size(),
              " sequences; the buffers have room for ", out.max_sequences());
+  PC_EXPECTS(num_tokens <= out.max_tokens(), ShapeError, "the step has ", num_tokens,
+             " tokens; the buffers have room for ", out.max_tokens());
   slots_out_.clear();
   for (size_t i = 0; i < out.num_groups(); ++i) slots_out_.push_back({out.slots(i), out.max_tokens(), out.slot_type()});
   check_slots_out(slots_out_, num_tokens);
