@@ -138,6 +138,23 @@ PC_TEST(tree_takes_all_memory_before_it_splits) {
   });
 }
 
+PC_TEST(tree_shortens_a_receipt_that_is_listed_twice) {
+  RadixTree::Options options;
+  options.block_size = 1;
+  RadixTree tree(options);
+  const Tokens tokens = count_from(0, 8);
+  const Ids ids = count_from(1, 8);
+  RadixTree::Inserted inserted;
+  tree.insert({{tokens, {}, 0}, {ids.data()}, {}, {}, 0}, nullptr, inserted);
+  RadixTree::Match match = tree.match({tokens, {}, 0}, 8);
+  RadixTree::Receipt receipt = tree.lock(match, 1);
+  RadixTree::Receipt* const receipts[] = {&receipt, &receipt};  // it moves to a node that is split off
+  std::vector<Ids> out;
+  PC_CHECK(tree.revoke({tokens, {}, 0}, 5, receipts, out) == 3, "revoked blocks stay");
+  PC_CHECK(tree.depth(receipt.node) == 5, "the receipt ends elsewhere");
+  tree.check_invariants();
+}
+
 PC_TEST(tree_refuses_impossible_sizes) {
   RadixTree::Options options;
   const auto refused_with = [&](int64_t& option, int64_t wrong) {

@@ -98,7 +98,9 @@ int64_t RadixTree::revoke(const radix::Query& query, int64_t valid, std::span<Re
   }
   const NodeId parent = nodes_.at(top).parent;
   for (Receipt* const receipt : receipts) {
-    if (receipt->node != kNoNode && subtree.is_in[static_cast<size_t>(receipt->node)] != 0) shorten(*receipt, valid);
+    // Nodes that were split off since the subtree was listed end at `valid` or before.
+    if (nodes_.end(receipt->node) <= valid) continue;
+    if (subtree.is_in[static_cast<size_t>(receipt->node)] != 0) shorten(*receipt, valid);
   }
   // Without full lanes shorten() prunes nodes, whose ids splits before `valid` may have taken.
   std::erase_if(subtree.nodes, [&](NodeId node) { return nodes_.at(node).depth < valid || nodes_.at(node).size == 0; });
