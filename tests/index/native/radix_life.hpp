@@ -18,7 +18,7 @@ class TreeLife : public ComparedTree {
   }
 
   void step() {
-    switch (random_.below(19)) {
+    switch (random_.below(20)) {
       case 0:
       case 1: look_up(); break;
       case 2:
@@ -37,6 +37,7 @@ class TreeLife : public ComparedTree {
       case 15:
         if (random_.one_in(4)) evict_namespace();
         break;
+      case 16: lock_all(); break;
       default: insert(); break;
     }
     same();
@@ -107,6 +108,25 @@ class TreeLife : public ComparedTree {
     with_little_memory([&] { receipt = tree_.lock(match, (1u << model_.num_components) - 1); });
     receipts_[model_.lock(expected)] = {receipt, key.name};
     same_ids(match, expected);
+  }
+
+  void lock_all() {
+    const auto count = static_cast<size_t>(random_.below(4));
+    std::vector<ModelMatch> expected(count);
+    std::vector<RadixTree::Match> matches(count);
+    std::vector<RadixTree::Receipt> receipts(count);
+    std::vector<RadixTree::Receipt*> pointers(count);
+    std::vector<Key> keys;  // fewer than matches, which often end in the same node
+    std::vector<size_t> key_of(count);
+    for (size_t i = 0; i < count; ++i) {
+      if (i == 0 || random_.one_in(2)) keys.push_back(offers_.some_key());
+      key_of[i] = keys.size() - 1;
+      matches[i] = find(keys.back(), expected[i]);
+      pointers[i] = &receipts[i];
+    }
+    with_little_memory([&] { tree_.lock_all(matches, (1u << model_.num_components) - 1, pointers); });
+    const std::vector<int> names = model_.lock_all(expected);
+    for (size_t i = 0; i < count; ++i) receipts_[names[i]] = {receipts[i], keys[key_of[i]].name};
   }
 
   void fork() {

@@ -12,16 +12,20 @@ class ModelTree : public ModelEviction {
   // Receipts.
 
   int lock(const ModelMatch& match) {
-    ++turn;
-    note_reuse(match);
-    const uint32_t all = (1u << num_components) - 1;
-    if (match.blocks == 0) return new_receipt({-1, all, turn});
-    const int end = match.path[static_cast<size_t>(match.blocks - 1)];
-    cells.at(end).ends_node = true;
-    const int receipt = new_receipt(lock_end(end, all, true));
+    const int receipt = pin(match);
+    if (match.blocks == 0) return receipt;
     prune();
-    for (size_t c = 0; policy == radix::Policy::Slru && c <= windows.size(); ++c) limit_protected(c);
+    limit_all_protected();
     return receipt;
+  }
+  std::vector<int> lock_all(const std::vector<ModelMatch>& matches) {
+    std::vector<int> receipts;
+    for (const ModelMatch& match : matches) {
+      receipts.push_back(pin(match));
+      if (match.blocks > 0) limit_all_protected();
+    }
+    prune();
+    return receipts;
   }
   int fork(int receipt) { return new_receipt(receipts.at(receipt)); }
   void unlock(int receipt, uint32_t components, const radix::RetentionHint& hint) {
@@ -75,6 +79,18 @@ class ModelTree : public ModelEviction {
   }
 
  private:
+  int pin(const ModelMatch& match) {
+    ++turn;
+    note_reuse(match);
+    const uint32_t all = (1u << num_components) - 1;
+    if (match.blocks == 0) return new_receipt({-1, all, turn});
+    const int end = match.path[static_cast<size_t>(match.blocks - 1)];
+    cells.at(end).ends_node = true;
+    return new_receipt(lock_end(end, all, true));
+  }
+  void limit_all_protected() {
+    for (size_t c = 0; policy == radix::Policy::Slru && c <= windows.size(); ++c) limit_protected(c);
+  }
   int new_receipt(ModelReceipt receipt) {
     receipts[next_receipt] = receipt;
     return next_receipt++;

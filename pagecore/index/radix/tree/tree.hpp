@@ -113,7 +113,8 @@ class RadixTree {
   // offset of the match.
   [[nodiscard]] virtual Receipt lock(Match& match, uint32_t components);
   // lock() for several matches, in order. Without full lanes, lock() removes what it leaves empty, and with it the
-  // nodes of other matches: lock_all() does so after the last one. Throws or changes nothing.
+  // nodes of other matches: lock_all() does so after the last one. Later locks may split the nodes of earlier matches,
+  // which must not be used afterwards. Throws or changes nothing.
   virtual void lock_all(std::span<Match> matches, uint32_t components, std::span<Receipt* const> receipts);
   // Pins the shared prefix of a match instead, without the state, which counts as hit. A state that a sequence has read
   // is its own: evicting it from the tree takes nothing from the sequence. With `is_hit` false it is a use, and the hit
