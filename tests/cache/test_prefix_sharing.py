@@ -94,6 +94,31 @@ def test_a_fork_holds_what_its_parent_published():
     assert cache.stats().num_evictable_blocks == 3
 
 
+@pytest.mark.parametrize("way", ["fork", "reorder"])
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [("lru", {"spans": [(9, 10, b"image")]}), ("rank", {"rank": 1}), ("priority", {"priority": 1})],
+)
+def test_a_copy_of_a_sequence_whose_ids_came_late_publishes_in_its_namespace(policy, options, way):
+    cache = make(block_size=2, device="none", eviction_policy=policy)
+    with cache.add_sequence([6, 6], namespace="other") as other:
+        advance(cache, [other], 2)
+    parent = cache.add_sequence([], namespace="own", **options)
+    advance(cache, [parent], 2)  # publishes nothing, because the ids are not known
+    cache.append_tokens([parent], [[7, 8]])
+    if way == "fork":
+        child = cache.fork(parent)
+    else:
+        child = cache.add_sequence([])
+        cache.reorder([child], [parent])
+    cache.append_tokens([child], [[9, 9]])
+    advance(cache, [child], 2)
+    assert cache.match_length([7, 8, 9, 9, 0], namespace="own") == 4
+    for name in (None, "other", "own"):
+        assert cache.match_length([6, 6, 9, 9, 0], namespace=name) == (2 if name == "other" else 0)
+    cache.check_invariants()
+
+
 def test_blocks_of_two_rows_with_ids_known_to_one_are_not_published():
     cache = make()
     parent = cache.add_sequence(ALIKE[:4])

@@ -259,6 +259,7 @@ cdef class PrefixCache:
         if source.has_ahead():
             hold.ahead.native = self.tree.native.lock_again(source.ahead.native)
             hold.truncated_ahead = source.truncated_ahead
+        hold.namespace_number = source.namespace_number
         child.hold = hold
         hold.published = published
         self.note_truncated(hold)

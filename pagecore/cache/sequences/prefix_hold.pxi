@@ -92,7 +92,6 @@ cdef class PrefixHold:
         other.ranges.assign(self.ranges.begin(), self.ranges.end())
         other.ranges_to_live.assign(self.ranges_to_live.begin(), self.ranges_to_live.end())
         other.valued_at = self.valued_at
-        other.namespace_number = self.namespace_number
         return other
 
     cdef RetentionHint hint(self, double now) noexcept:
