@@ -150,6 +150,20 @@ def test_a_cache_without_bytes_lists_what_its_owner_seals():
     cache.commit(cache.prepare([sequence], 1))
 
 
+def test_a_reused_batch_lists_the_blocks_that_its_last_commit_sealed():
+    cache = PagedKVCache(SPEC, block_size=BLOCK, num_blocks=9, max_tokens_per_sequence=20 * BLOCK, device="none")
+    sequence, batch = cache.add_sequence([]), cache.make_batch(1, 10 * BLOCK)
+    cache.commit(cache.prepare([sequence], 100, out=batch))
+    listed = batch.sealed_blocks(0).tolist()
+    assert listed
+    assert cache.try_prepare([sequence], 10 * BLOCK, out=batch) is None
+    assert batch.sealed_blocks(0).tolist() == listed
+    cache.prepare([sequence], 1, out=batch)
+    assert batch.sealed_blocks(0).tolist() == []
+    cache.commit(batch)
+    assert batch.sealed_blocks(0).tolist() == []
+
+
 def test_prefixes_are_reused_up_to_the_sealed_blocks():
     driver = Driver(num_blocks=20)
     first = driver.add(range(150))

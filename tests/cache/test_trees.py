@@ -69,6 +69,17 @@ def test_worked_example_f2():
     cache.check_invariants()
 
 
+def test_a_prepare_that_lacks_blocks_keeps_the_list_of_the_last_moves():
+    cache = PagedKVCache(spec(), block_size=4, num_blocks=4, max_tokens_per_sequence=40, device="none")
+    sequence, batch = cache.add_sequence([9]), cache.make_batch(1, 20, max_tree_tokens=4)
+    cache.commit(cache.prepare([sequence], 3, out=batch, parents=[[-1, -1, 1]]), accepted_path=[[1, 2]])
+    assert batch.moved_slots(0).tolist() == [[5, 4], [6, 5]]
+    assert cache.try_prepare([sequence], 20, out=batch) is None
+    assert batch.moved_slots(0).tolist() == [[5, 4], [6, 5]]
+    cache.commit(cache.prepare([sequence], 1, out=batch))
+    assert batch.moved_slots(0).tolist() == []
+
+
 LAYERS = {
     "plain": [{}],
     "window": [{}, {"window": 5}],

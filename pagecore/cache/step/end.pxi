@@ -222,8 +222,8 @@ cdef int seal_blocks(StepRecord step, bint has_paths) except -1:
     """
     cdef int32_t i
     cdef Seals seals = step.state.seals
+    step.sealed_pairs = None
     if step.plan.arriving_sealed >= 0:  # its sealed blocks are written
-        step.sealed_pairs = None
         if step.is_live(0):
             step.sealed_to[0] = step.plan.num_sealed()
         return 0

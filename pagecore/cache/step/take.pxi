@@ -62,6 +62,8 @@ cdef bint take(StepRecord step, list plans, copy) except -1:
     for writer in writers:
         give_up_truncated(step.state.prefix, <Sequence>writer)
     step.has_uncopied = False
+    step.moved.clear()
+    step.sealed_pairs = None
     return True
 
 
@@ -72,7 +74,6 @@ cdef int read_tree(StepRecord step, list plans) except -1:
     if tree is not None:
         tree.check(step.plan, step.buffers)
     step.tree = tree
-    step.moved.clear()
     for plan in plans:
         (<AttentionPlan?>plan).set_tree(tree is not None)
     return 0
