@@ -250,6 +250,20 @@ def test_encoder_outputs(sides):
         np.testing.assert_array_equal(mine, other)
 
 
+def test_rows_of_padding_are_ignored_in_a_step_without_encoder_tokens():
+    spec = CrossSpec(HEADS, DIM, dtype="float32", num_query_heads=4, max_tokens=9)
+    cache = PagedKVCache([spec_of(), rotated(spec, "both")], num_blocks=20, block_size=4)
+    sequence, rows = cache.add_sequence(range(4), cross_tokens=9), normal(9, HEADS, DIM)
+    with cache.prepare([sequence], 3) as batch:
+        cache.write(1, rows, rows, batch)
+        cache.commit(batch)
+    before = cache.key(1).numpy().copy()
+    with cache.prepare([sequence], 1, out=cache.make_batch(1, 4)) as batch:  # without room for encoder tokens
+        cache.write(1, -rows, -rows, batch)
+        cache.commit(batch)
+    np.testing.assert_array_equal(cache.key(1).numpy(), before)
+
+
 def test_partial_results_merge():
     pair = Pair(spec_of(), "both", layers=1)
     sequence = pair.own.add_sequence(range(12))

@@ -10,6 +10,7 @@ from pagecore.arrays import Tensor, cuda, empty, like
 from pagecore.arrays.cuda.devices import device_index
 from pagecore.arrays.tensors.results import new_result
 from pagecore.errors import DeviceError
+from pagecore.storage.checks import ceil_div
 
 
 class RowScratch:
@@ -49,7 +50,8 @@ class RowScratch:
             The host or the device cannot allocate the array.
         """
         tokens, *inner = rows.shape
-        capacity = max_tokens * max(1, -(-tokens // max(max_tokens, 1)))
+        step = max(max_tokens, 1)
+        capacity = step * max(1, ceil_div(tokens, step))
         free = self._free.setdefault((rows.device, rows.dtype, type(example), capacity, *inner), [])
         try:
             held = free.pop()
