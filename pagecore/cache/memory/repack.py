@@ -158,7 +158,8 @@ def _chunk(kept: KeptTokens, size: int, part: list[tuple[int, Ids]]) -> Chunk:
     places = np.stack([old, np.arange(1, len(old) + 1)], axis=1).astype(np.int32)
     is_sealed = old * size < kept.num_sealed_tokens
     restored, copied = places[is_sealed], places[~is_sealed]
-    restored[:, 0], copied[:, 0] = kept.sealed_blocks[restored[:, 0]], kept.tail_blocks[copied[:, 0]]
+    # `take`: where an allocation fails, NumPy 2.4 crashes in indexing by arrays other than int64.
+    restored[:, 0], copied[:, 0] = kept.sealed_blocks.take(restored[:, 0]), kept.tail_blocks.take(copied[:, 0])
     to_tail, to_seal = (np.full((len(old) + 1) * size, -1, np.int64) for _ in range(2))
     sealed: list[tuple[int, int]] = []
     for index, positions in part:
