@@ -85,6 +85,11 @@ def check_prefixes(PrefixCache prefix not None, sequences):
             or (sequence.row < 0 and held)
         ):
             raise PagecoreError(f"{sequence!r}: receipt covers {held} blocks but {published} were published")
+        if held and sequence.hold.namespace_number != space_of(prefix, sequence.hold.receipt.key):
+            raise PagecoreError(
+                f"{sequence!r} publishes in namespace {sequence.hold.namespace_number} of the tree, and its namespace "
+                f"is {space_of(prefix, sequence.hold.receipt.key)}"
+            )
         num_truncated += sequence.hold.truncated_inside_block
         num_duplicated += sequence.hold.has_duplicates
         num_tentative += sequence.hold.is_tentative
