@@ -246,7 +246,7 @@ class Walk:
             if not one.is_swapped:
                 self.cut(one, valid)
 
-    # What the cache has.
+    # Contents of the cache.
 
     def check(self):
         self.cache.check_invariants()
