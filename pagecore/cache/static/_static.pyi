@@ -2,6 +2,8 @@ from typing import Any
 
 from pagecore.arrays import Tensor
 
+class RowWrite: ...
+
 class StaticRoom:
     keys: Tensor
     values: Tensor

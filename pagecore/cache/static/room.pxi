@@ -90,12 +90,13 @@ cdef class StaticRoom:
                         layer + i * array.strides_[1] + k * array.strides_[2], 0,
                         <size_t>(<int64_t>self.written[index] * array.strides_[3]))
 
-    def fill_written(self, handle):
+    cdef int fill_written(self, object handle) except -1:
         """Zero the layers with written tokens on a device, in the order of a stream."""
         for index, end in enumerate(self.written):
             for array in (self.keys, self.values, self.key_scales, self.value_scales):
                 if array is not None and end > 0:
                     cuda.runtime().fill(array[index].pointer, 0, array[index].nbytes, handle)
+        return 0
 
     def update(
             self, Py_ssize_t index, object key, object value, object position, object stream=None,
