@@ -41,7 +41,6 @@ class KVPool:
     scrub : bool
         Zero all bytes that the layout needs, also in `buffers`; see `zero`. By default host memory initially contains
         whatever the heap held, and `buffers` are unchanged.
-
     allocator : callable, optional
         Returns the memory of a buffer for ``allocator(bytes, device)``, instead of pagecore's own allocation: any array
         that `as_tensor` accepts, of at least that number of bytes, contiguous and aligned to 64 bytes. The pool keeps
