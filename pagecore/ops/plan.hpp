@@ -196,13 +196,15 @@ class Plan {
   // Replace the plan. Nothing has changed after an error.
   void replan(const PlanBatch& batch) {
     check_plan_batch(batch);
-    PlanCounts counts = make_plan(options, batch, items_.data(), static_cast<int64_t>(items_.size()));
-    PC_EXPECTS(counts.num_partial_rows <= kMaxPartialRows, ShapeError, "the plan has ", counts.num_partial_rows,
-               " partial rows; the limit is ", kMaxPartialRows, ": use fewer workers or smaller batches");
-    if (counts.num_items > static_cast<int64_t>(items_.size())) {
-      items_.resize(static_cast<size_t>(counts.num_items));
-      counts = make_plan(options, batch, items_.data(), counts.num_items);
+    const auto room = static_cast<int64_t>(items_.size());
+    const PlanCounts counts = make_plan(options, batch, items_.data(), room);  // most plans fit
+    try {
+      make_room(batch, counts);
+    } catch (...) {
+      write_items(planned_options_, planned_batch());
+      throw;
     }
+    if (counts.num_items > room) write_items(options, batch);
     remember(batch);
     counts_ = counts;
   }
@@ -220,10 +222,26 @@ class Plan {
  private:
   static constexpr int64_t kMaxPartialRows = std::numeric_limits<int32_t>::max();
 
+  void make_room(const PlanBatch& batch, const PlanCounts& counts) {
+    PC_EXPECTS(counts.num_partial_rows <= kMaxPartialRows, ShapeError, "the plan has ", counts.num_partial_rows,
+               " partial rows; the limit is ", kMaxPartialRows, ": use fewer workers or smaller batches");
+    const auto grow = [](auto& values, int64_t size) {
+      if (std::ssize(values) < size) values.resize(static_cast<size_t>(size));
+    };
+    grow(seq_lens_, batch.num_sequences);
+    grow(cu_query_lens_, batch.num_sequences + 1);
+    grow(items_, counts.num_items);
+  }
+
+  void write_items(const PlanOptions& of, const PlanBatch& batch) {
+    static_cast<void>(make_plan(of, batch, items_.data(), static_cast<int64_t>(items_.size())));
+  }
+
+  // The batch of the plan, of which the buffers keep the lengths.
+  [[nodiscard]] PlanBatch planned_batch() const { return {cu_query_lens_.data(), seq_lens_.data(), num_sequences_}; }
+
   void remember(const PlanBatch& batch) {
     const auto n = static_cast<size_t>(batch.num_sequences);
-    if (seq_lens_.size() < n) seq_lens_.resize(n);
-    if (cu_query_lens_.size() < n + 1) cu_query_lens_.resize(n + 1);
     std::copy_n(batch.seq_lens, n, seq_lens_.data());
     if (batch.cu_query_lens != nullptr) {
       std::copy_n(batch.cu_query_lens, n + 1, cu_query_lens_.data());
@@ -231,12 +249,14 @@ class Plan {
       for (size_t i = 0; i <= n; ++i) cu_query_lens_[i] = static_cast<int32_t>(i);
     }
     num_sequences_ = batch.num_sequences;
+    planned_options_ = options;
   }
 
   std::vector<PcWorkItem> items_;
   std::vector<int32_t> cu_query_lens_;
   std::vector<int32_t> seq_lens_;
   int64_t num_sequences_ = 0;
+  PlanOptions planned_options_;  // of the items
   PlanCounts counts_;
 };
 

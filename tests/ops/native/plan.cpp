@@ -1,4 +1,6 @@
 // Promises P1 to P5 of the planner on random batches, and a plan that rejects a batch without changing.
+#include <cstring>
+#include <limits>
 #include <map>
 
 #include "pagecore/ops/cpu/ops.hpp"
@@ -168,6 +170,23 @@ PC_TEST(plan_keeps_its_promises) {
     splits_are_sound(options, items, num_partial_rows);
     if (options.batch_invariant) is_invariant(options, batch, items, random);
   });
+}
+
+PC_TEST(plan_with_too_many_partial_rows_stays_as_it_was) {
+  Plan plan;
+  plan.options = cpu::host_plan_options(1, 1);
+  plan.options.num_workers = 4;
+  const Exact<int32_t> lens(std::vector<int32_t>{3000, 5000});
+  plan.replan({nullptr, lens.data(), 2});
+  const Items before(plan.items(), plan.items() + plan.counts().num_items);
+  PC_CHECK(plan.counts().num_partial_rows > 0, "no splits");
+  plan.options.num_workers = std::numeric_limits<int32_t>::max();
+  plan.options.query_tile = 1 << 10;
+  const Exact<int32_t> cu(std::vector<int32_t>{0, 1 << 10}), longest(std::vector<int32_t>{INT32_MAX});
+  PC_REFUSES(ShapeError, plan.replan({cu.data(), longest.data(), 1}));
+  for (size_t i = 0; i < before.size(); ++i) {
+    PC_CHECK(std::memcmp(&before[i], plan.items() + i, sizeof before[i]) == 0, "item ", i, " changed");
+  }
 }
 
 PC_TEST(plan_that_refuses_a_batch_stays_as_it_was) {
