@@ -4,7 +4,8 @@ from libc.stdint cimport int64_t
 
 from pagecore.arrays.dtypes.codes cimport CPU
 from pagecore.arrays.tensors._tensor cimport Tensor, as_tensor
-from pagecore.ops.args cimport pair_column
+from pagecore.native.std cimport vector
+from pagecore.ops.args cimport BlockArray, fill_block_arrays, pair_column
 from pagecore.ops.arguments._arguments cimport Place, await_arrays, note_written, read_flag
 from pagecore.ops.arguments._overlap cimport check_all_apart
 from pagecore.ops.cpu._cpu cimport convert_blocks as run_convert_blocks
@@ -199,8 +200,10 @@ cdef int check_planes(Conversions conversions, list sources, list targets, Tenso
 cdef int convert(Conversions conversions, list sources, list targets, Tensor ids, int64_t lowest) except -1:
     """Check the pairs for all caches, then convert and copy; the ids are copied, so that these are the checked ones."""
     cdef Tensor pairs = as_tensor(np.array(ids.numpy()))
+    cdef vector[BlockArray] copied_sources, copied_targets
     check_transferred(sources, targets, pairs, lowest)
-    run_convert_blocks(conversions.caches, conversions.latents, pair_column(pairs, 0), pair_column(pairs, 1), lowest)
-    if conversions.copied:
-        run_transfer([pair[0] for pair in conversions.copied], [pair[1] for pair in conversions.copied], pairs, lowest)
-    return 0
+    fill_block_arrays(copied_sources, [pair[0] for pair in conversions.copied])
+    fill_block_arrays(copied_targets, [pair[1] for pair in conversions.copied])
+    return run_convert_blocks(
+        conversions.caches, conversions.latents, copied_sources, copied_targets, pair_column(pairs, 0),
+        pair_column(pairs, 1), lowest)

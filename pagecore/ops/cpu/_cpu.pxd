@@ -98,9 +98,11 @@ cdef int index_scores(const IndexScoreCall& call) except -1
 cdef int select_topk(const TopkArgs& args) except -1
 cdef int slots_of(const SlotsArgs& args) except -1
 
-# Conversions between formats; see conversions.hpp. Blocks are those from `lowest` on.
+# Conversions between formats, and copies of the call's other caches; see conversions.hpp. Blocks are those from
+# `lowest` on.
 cdef int convert_blocks(
-    const vector[BlockConversion]& caches, const vector[LatentConversion]& latents, const Indices& sources,
+    const vector[BlockConversion]& caches, const vector[LatentConversion]& latents,
+    const vector[BlockArray]& copied_sources, const vector[BlockArray]& copied_targets, const Indices& sources,
     const Indices& targets, int64_t lowest) except -1
 cdef int convert_latent_rows(const LatentConversion& rows) except -1
 

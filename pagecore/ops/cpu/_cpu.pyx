@@ -15,9 +15,11 @@ from pagecore.ops.cpu.args cimport (
     Codec,
     HostCalls,
     PackedSequences,
+    PlannedMoves,
     PlanView,
     current_isa,
     native_calls,
+    plan_transfer,
     run_attention,
     run_check_attention,
     run_check_copied,
@@ -336,10 +338,13 @@ cdef int write_latent(const LatentWriteArgs& args) except -1:
 
 cdef int convert_blocks(
         const vector[BlockConversion]& caches, const vector[LatentConversion]& latents,
-        const Indices& sources, const Indices& targets, int64_t lowest) except -1:
+        const vector[BlockArray]& copied_sources, const vector[BlockArray]& copied_targets, const Indices& sources,
+        const Indices& targets, int64_t lowest) except -1:
     cdef int64_t num_threads = threads_of_a_call()
+    cdef PlannedMoves copies
     with nogil:
-        run_convert_blocks(caches, latents, sources, targets, num_threads, lowest)
+        copies = plan_transfer(copied_sources, copied_targets, sources, targets, num_threads, lowest)
+        run_convert_blocks(caches, latents, copies, sources, targets, num_threads, lowest)
     return 0
 
 

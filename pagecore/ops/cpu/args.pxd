@@ -134,6 +134,12 @@ cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
     void run_transfer "pagecore::cpu::transfer_blocks"(
         const vector[BlockArray]& sources, const vector[BlockArray]& targets, const Indices& source_ids,
         const Indices& target_ids, int64_t num_threads, int64_t lowest) except +raise_python_error
+    cdef cppclass PlannedMoves:
+        pass
+
+    PlannedMoves plan_transfer(
+        const vector[BlockArray]& sources, const vector[BlockArray]& targets, const Indices& source_ids,
+        const Indices& target_ids, int64_t num_threads, int64_t lowest) except +raise_python_error
     void run_attention "pagecore::cpu::attention"(
         const AttentionArgs& args, const PlanView* plan, int64_t num_threads) except +raise_python_error
     void run_write "pagecore::cpu::write_kv"(const WriteArgs& args, int64_t num_threads) except +raise_python_error

@@ -55,6 +55,21 @@ void scatter_blocks(const std::vector<BlockArray>& packed, const std::vector<Blo
 void transfer_blocks(const std::vector<BlockArray>& sources, const std::vector<BlockArray>& targets,
                      const Indices& source_ids, const Indices& target_ids, int64_t num_threads = 1, int64_t lowest = 1);
 
+// Copies that are checked and divided among threads: running them cannot fail.
+struct PlannedMoves {
+  void (*move)(const Move& move, const CopyRun* runs, int64_t num_runs) = nullptr;
+  std::vector<Move> moves;
+  std::vector<std::vector<CopyRun>> shares;  // of the runs; each moves all planes
+  int64_t num_threads = 1;
+
+  void run() const noexcept;
+};
+
+// Plans transfer_blocks().
+[[nodiscard]] PlannedMoves plan_transfer(const std::vector<BlockArray>& sources, const std::vector<BlockArray>& targets,
+                                         const Indices& source_ids, const Indices& target_ids, int64_t num_threads,
+                                         int64_t lowest);
+
 // Merges two attention outputs over different keys into one.
 void merge(const MergeArgs& args, int64_t num_threads = 1);
 

@@ -159,7 +159,8 @@ std::vector<BlockPair> last_pairs(const std::vector<CopyRun>& runs) {
 }  // namespace
 
 void convert_blocks(const std::vector<BlockConversion>& given, const std::vector<LatentConversion>& latents,
-                    const Indices& source_ids, const Indices& target_ids, int64_t num_threads, int64_t lowest) {
+                    const PlannedMoves& copies, const Indices& source_ids, const Indices& target_ids,
+                    int64_t num_threads, int64_t lowest) {
   std::vector<BlockConversion> caches;
   for (const BlockConversion& each : given) caches.push_back(joined(each));
   int64_t sources = std::numeric_limits<int64_t>::max(), targets = sources, most = 0;
@@ -194,6 +195,7 @@ void convert_blocks(const std::vector<BlockConversion>& given, const std::vector
       for (int64_t t = 0; t < of.source.block_size; ++t) convert_row(of, pair.source, pair.target, t);
     }
   });
+  copies.run();
 }
 
 void convert_latent_rows(const LatentConversion& rows, int64_t num_threads) {

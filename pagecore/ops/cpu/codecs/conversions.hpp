@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "pagecore/ops/cpu/latent/latent.hpp"
+#include "pagecore/ops/cpu/ops.hpp"
 
 namespace pagecore::cpu {
 
@@ -27,9 +28,11 @@ struct LatentConversion {
 };
 
 // Converts block source_ids[i] of each source to block target_ids[i] of its target; of several pairs with one target
-// the last one counts. Raises InvalidBlock, also for blocks below `lowest`, before anything is written.
+// the last one counts. Raises InvalidBlock, also for blocks below `lowest`, before anything is written. Then runs
+// `copies`, those of the call's other caches.
 void convert_blocks(const std::vector<BlockConversion>& caches, const std::vector<LatentConversion>& latents,
-                    const Indices& source_ids, const Indices& target_ids, int64_t num_threads = 1, int64_t lowest = 1);
+                    const PlannedMoves& copies, const Indices& source_ids, const Indices& target_ids,
+                    int64_t num_threads = 1, int64_t lowest = 1);
 
 // Converts every row of a cache whose blocks have one token.
 void convert_latent_rows(const LatentConversion& rows, int64_t num_threads = 1);

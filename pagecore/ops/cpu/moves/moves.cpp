@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "pagecore/native/checks.hpp"
@@ -147,7 +148,7 @@ int64_t elements(const BlockArray& array, int first_axis) {
 class RunShares {
  public:
   RunShares(const std::vector<CopyRun>& runs, Direction direction, int64_t step, int32_t bits)
-      : runs_(size_t{1} << bits), bits_(bits) {
+      : shares_(size_t{1} << bits), bits_(bits) {
     for (CopyRun run : runs) {
       while (run.count > 0) {
         const bool is_hole = run.source == kZeros, counts_source = direction == Direction::Gather && !is_hole;
@@ -161,30 +162,29 @@ class RunShares {
     }
   }
 
-  [[nodiscard]] int64_t size() const { return std::ssize(runs_); }
-  [[nodiscard]] const std::vector<CopyRun>& operator[](int64_t i) const { return runs_[static_cast<size_t>(i)]; }
+  [[nodiscard]] std::vector<std::vector<CopyRun>> take() && { return std::move(shares_); }
 
  private:
   static constexpr int64_t kStretch = 8;
 
-  void add(const CopyRun& run) { runs_[share_of(static_cast<uint64_t>(run.target / kStretch), bits_)].push_back(run); }
+  void add(const CopyRun& run) {
+    shares_[share_of(static_cast<uint64_t>(run.target / kStretch), bits_)].push_back(run);
+  }
 
-  std::vector<std::vector<CopyRun>> runs_;
+  std::vector<std::vector<CopyRun>> shares_;
   int32_t bits_;
 };
 
-void move_all(std::vector<Move>& moves, const std::vector<CopyRun>& runs, int64_t written, Direction direction,
-              int64_t step, int64_t num_threads) {
-  if (runs.empty()) return;
-  for (Move& move : moves) move.streams = written > l2_bytes();
-  const KernelTable& table = kernels();
-  const auto move_each = [&](const std::vector<CopyRun>& some) noexcept {
-    for (const Move& move : moves) table.move(move, some.data(), std::ssize(some));
-  };
-  num_threads = threads_to_move(written, num_threads);
-  if (num_threads == 1) return move_each(runs);
-  const RunShares shares(runs, direction, step, share_bits(num_threads));
-  parallel_for(shares.size(), num_threads, [&](int64_t unit, int64_t) noexcept { move_each(shares[unit]); });
+PlannedMoves plan_moves(std::vector<Move> moves, std::vector<CopyRun> runs, int64_t written, Direction direction,
+                        int64_t step, int64_t num_threads) {
+  PlannedMoves plan{kernels().move, std::move(moves), {}, threads_to_move(written, num_threads)};
+  for (Move& move : plan.moves) move.streams = written > l2_bytes();
+  if (plan.num_threads > 1) {
+    plan.shares = RunShares(runs, direction, step, share_bits(plan.num_threads)).take();
+  } else {
+    plan.shares.push_back(std::move(runs));
+  }
+  return plan;
 }
 
 void move_sequences(const std::vector<BlockArray>& caches, const std::vector<BlockArray>& packed,
@@ -198,10 +198,17 @@ void move_sequences(const std::vector<BlockArray>& caches, const std::vector<Blo
     moves.push_back(move_tokens(caches[i], packed[i], direction));
     written += copied * elements(caches[i], 1) * moves.back().target_itemsize;
   }
-  move_all(moves, runs, written, direction, batch.block_size, num_threads);
+  plan_moves(std::move(moves), std::move(runs), written, direction, batch.block_size, num_threads).run();
 }
 
 }  // namespace
+
+void PlannedMoves::run() const noexcept {
+  parallel_for(std::ssize(shares), num_threads, [&](int64_t unit, int64_t) noexcept {
+    const std::vector<CopyRun>& runs = shares[static_cast<size_t>(unit)];
+    for (const Move& each : moves) move(each, runs.data(), std::ssize(runs));
+  });
+}
 
 void check_sequences(const PackedSequences& batch) {
   std::vector<CopyRun> runs;
@@ -224,8 +231,8 @@ void scatter_blocks(const std::vector<BlockArray>& packed, const std::vector<Blo
   move_sequences(caches, packed, batch, Direction::Scatter, num_threads);
 }
 
-void transfer_blocks(const std::vector<BlockArray>& sources, const std::vector<BlockArray>& targets,
-                     const Indices& source_ids, const Indices& target_ids, int64_t num_threads, int64_t lowest) {
+PlannedMoves plan_transfer(const std::vector<BlockArray>& sources, const std::vector<BlockArray>& targets,
+                           const Indices& source_ids, const Indices& target_ids, int64_t num_threads, int64_t lowest) {
   std::vector<CopyRun> runs;
   const int64_t copied =
       list_pairs(source_ids, target_ids, fewest_blocks(sources), fewest_blocks(targets), lowest, runs);
@@ -236,7 +243,12 @@ void transfer_blocks(const std::vector<BlockArray>& sources, const std::vector<B
     moves.push_back(move_blocks(sources[i], targets[i]));
     written += copied * elements(sources[i], 0) * moves.back().target_itemsize;
   }
-  move_all(moves, runs, written, Direction::Scatter, 1, num_threads);
+  return plan_moves(std::move(moves), std::move(runs), written, Direction::Scatter, 1, num_threads);
+}
+
+void transfer_blocks(const std::vector<BlockArray>& sources, const std::vector<BlockArray>& targets,
+                     const Indices& source_ids, const Indices& target_ids, int64_t num_threads, int64_t lowest) {
+  plan_transfer(sources, targets, source_ids, target_ids, num_threads, lowest).run();
 }
 
 void stream_copies(const BlockArray& array, const std::vector<CopyRun>& runs, int64_t part, int64_t num_parts) {
