@@ -40,6 +40,13 @@ def store(folder):
     return DiskStore(folder, fingerprint=fingerprint(), max_bytes="1MiB")
 
 
+class WithoutIndex:
+    """An object whose ``__index__`` raises."""
+
+    def __index__(self):
+        raise ZeroDivisionError("no integer")
+
+
 COUNTS = {
     "window": lambda value: attend(window=value),
     "window_side": lambda value: attend(window=(value, 0)),
@@ -74,6 +81,12 @@ def test_a_count_is_an_integer_and_no_bool(name, value):
         return
     with pytest.raises(PagecoreError):
         COUNTS[name](value)
+
+
+@pytest.mark.parametrize("name", ["window_side", "chunk", "sink_tokens", "num_workers", "k", "words", "slot_block"])
+def test_an_object_that_cannot_be_an_integer_is_no_count(name):
+    with pytest.raises(PagecoreError):
+        COUNTS[name](WithoutIndex())
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import re
 import numpy as np
 import pytest
 
+import pagecore
 from pagecore import AttentionSpec, PagedKVCache, ops
-from pagecore.errors import ShapeError, UnsupportedDtype
+from pagecore.errors import PagecoreError, ShapeError, UnsupportedDtype
 
 
 def f32(*shape: int):
@@ -89,3 +90,41 @@ def test_errors_of_a_cache_with_heads_before_tokens_name_the_layout():
         ops.paged_attention(f32(1, 8, 8), cache, cache, [[1, 2]], [20])
     view = cache.swapaxes(1, 2)
     assert ops.paged_attention(f32(1, 8, 8), view, view, [[1, 2]], [20]).shape == (1, 8, 8)
+
+
+class WithoutAttributes:
+    """An object whose attributes raise."""
+
+    def __getattr__(self, name):
+        raise ZeroDivisionError("no attributes")
+
+
+MANY_AXES = np.ones((1,) * 13, int).tolist()  # a tensor has at most 8
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("chunk", {"chunk": np.array([1, 2])}),
+        ("sink_tokens", {"window": 2, "sink_tokens": np.array([1, 2])}),
+        ("window", {"window": (np.array([1, 2]), 0)}),
+        ("sinks", {"sinks": MANY_AXES}),
+        ("value_scale", {"value_scale": MANY_AXES}),
+        ("seq_lens", {"seq_lens": MANY_AXES}),
+        ("tree_mask", {"tree_mask": WithoutAttributes()}),
+    ],
+)
+def test_errors_of_unreadable_arguments_name_them(name, options):
+    call = {"block_table": [[1, 2]], "seq_lens": [5]} | options
+    with pytest.raises(PagecoreError, match=name):
+        ops.paged_attention(f32(1, 4, 8), f32(3, 4, 2, 8), f32(3, 4, 2, 8), **call)
+
+
+def test_parents_that_cannot_be_read_are_refused():
+    with pytest.raises(ShapeError, match="parents is not an array of integers"):
+        pagecore.tree_mask([WithoutAttributes()])
+
+
+def test_an_output_of_another_dtype_is_said_of_the_output():
+    with pytest.raises(UnsupportedDtype, match="out is int8; use float32, bfloat16 or float16"):
+        pagecore.gather_latent(f32(3, 4, 8), None, [[1, 2]], [5], out=np.ones((5, 8), np.int8))

@@ -61,7 +61,7 @@ cdef Tensor copy_integers(object array, str name):
         raise UnsupportedDtype(f"{name} holds {values.dtype}; it must hold integers that fit 64 bits")
     if values.dtype.kind == "u" and values.max(initial=0) > INT64_MAX:
         raise ShapeError(f"{name} holds {values.max()}; it must fit int64")
-    return as_tensor(np.array(values, dtype=np.int64, order="C"))
+    return any_tensor(np.array(values, dtype=np.int64, order="C"), name)
 
 
 cdef Tensor flat_mask(object array, const Place* place):

@@ -73,7 +73,7 @@ cdef Tensor copy_numbers(object array, str name):
         raise UnsupportedOption(f"{name} holds {largest}; it must be finite as a float32") from None
     except Exception as error:
         raise UnsupportedDtype(f"{name} must be numbers that float32 can hold: {shown(error)}") from None
-    return as_tensor(numbers)
+    return any_tensor(numbers, name)
 
 
 # ---- scales
@@ -191,7 +191,9 @@ cdef bint is_bool(object number) except -1:
 cdef int64_t read_size(object value, str name, int64_t least) except -1:
     try:
         number = None if isinstance(value, bool) else index(value)
-    except TypeError:
+    except MemoryError:
+        raise
+    except Exception:
         number = None
     if number is None:
         raise ShapeError(f"{name} is {shown(value)}; it must be a whole number")

@@ -102,7 +102,12 @@ cdef bint is_contiguous(Tensor tensor) noexcept:
 
 cdef object as_signed(object array):
     """Return a view of uint64 as int64, which has the same bits; anything else as it is."""
-    dtype = str(getattr(array, "dtype", ""))
+    try:
+        dtype = str(getattr(array, "dtype", ""))
+    except MemoryError:
+        raise
+    except Exception:  # the conversion that follows reports it
+        return array
     if not dtype.endswith("uint64"):
         return array
     torch = modules.get("torch")
@@ -186,7 +191,12 @@ def tree_mask(parents, *, words=None):
 
 cdef bint is_list(object parents):
     """Return True for a list or an array of parents, False for the parent of one token."""
-    axes = getattr(parents, "ndim", None)
+    try:
+        axes = getattr(parents, "ndim", None)
+    except MemoryError:
+        raise
+    except Exception:  # the conversion that follows reports it
+        return False
     return isinstance(parents, Iterable) if axes is None else axes > 0
 
 
@@ -194,7 +204,9 @@ cdef int64_t words_of(object words, int64_t least) except -1:
     """Return the words of a row that the caller asks for, at least `least`."""
     try:
         number = None if isinstance(words, bool) else operator.index(words)
-    except TypeError:
+    except MemoryError:
+        raise
+    except Exception:
         number = None
     if number is None:
         raise ShapeError(f"words is {shown(words)}; expected an integer of at least {least}")

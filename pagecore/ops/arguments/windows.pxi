@@ -10,13 +10,16 @@ cdef extern from "Python.h":
     Py_ssize_t PyNumber_AsSsize_t(object value, PyObject* overflow) except? -1
 
 
-cdef Py_ssize_t clipped(object number, object window) except? -1:
+cdef Py_ssize_t clipped(object number, str name, object given) except? -1:
+    """Return an integer of the argument `given`, cut to the range of the C type."""
     try:
-        return PyNumber_AsSsize_t(number, NULL)
+        if not isinstance(number, bool) and PyIndex_Check(number):
+            return PyNumber_AsSsize_t(number, NULL)
     except MemoryError:
         raise
     except Exception:  # PyIndex_Check accepts an array of several numbers
-        raise UnsupportedOption(f"window is {shown(window)}; it counts keys and must hold integers or None") from None
+        pass
+    raise UnsupportedOption(f"{name} is {shown(given)}; it counts keys and must hold integers or None")
 
 
 cdef int64_t read_side(object number, object window) except? -1:
@@ -24,9 +27,7 @@ cdef int64_t read_side(object number, object window) except? -1:
     cdef int64_t side
     if number is None:
         return -1
-    if isinstance(number, bool) or not PyIndex_Check(number):
-        raise UnsupportedOption(f"window is {shown(window)}; it counts keys and must hold integers or None")
-    side = clipped(number, window)
+    side = clipped(number, "window", window)
     if side < -1:
         raise UnsupportedOption(f"window is {shown(window)}; a side must be at least 0, or None or -1 for no bound")
     return side if side < INT32_MAX else -1
@@ -42,7 +43,7 @@ cdef int read_window(object window, int64_t* left, int64_t* right) except -1:
         left[0] = read_side(window[0], window)
         right[0] = read_side(window[1], window)
         return 0
-    if PyIndex_Check(window) and clipped(window, window) < 1:
+    if clipped(window, "window", window) < 1:
         raise UnsupportedOption(f"window is {shown(window)}; it must be at least 1, the query's own key, or None")
     left[0] = read_side(window, window)
     left[0] -= left[0] > 0
@@ -57,9 +58,7 @@ cdef int read_reach(object window, object chunk, int64_t* left, int64_t* right) 
         return 0
     if window is not None:
         raise UnsupportedOption(f"chunk is {shown(chunk)} and window is {shown(window)}; use one of them")
-    if isinstance(chunk, bool) or not PyIndex_Check(chunk):
-        raise UnsupportedOption(f"chunk is {shown(chunk)}; it counts keys and must be an integer or None")
-    size = clipped(chunk, chunk)
+    size = clipped(chunk, "chunk", chunk)
     if size < 1:
         raise UnsupportedOption(f"chunk is {shown(chunk)}; it must be at least 1, or None for no chunks")
     if size < INT32_MAX:  # longer than any sequence otherwise
@@ -71,14 +70,7 @@ cdef int64_t read_sink_tokens(object sink_tokens, object chunk, int64_t left) ex
     cdef Py_ssize_t count
     if sink_tokens is None:
         return 0
-    if isinstance(sink_tokens, bool) or not PyIndex_Check(sink_tokens):
-        raise UnsupportedOption(f"sink_tokens is {shown(sink_tokens)}; it counts keys and must be an integer or None")
-    try:
-        count = PyNumber_AsSsize_t(sink_tokens, NULL)
-    except MemoryError:
-        raise
-    except Exception:
-        raise UnsupportedOption(f"sink_tokens is {shown(sink_tokens)}; it counts keys and must be an integer") from None
+    count = clipped(sink_tokens, "sink_tokens", sink_tokens)
     if count < 0:
         raise UnsupportedOption(f"sink_tokens is {shown(sink_tokens)}; it must be at least 0")
     if count > 0 and chunk is not None:

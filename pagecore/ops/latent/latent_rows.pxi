@@ -260,7 +260,8 @@ cdef Tensor gathered(
     cdef Tensor result = None if out is None else any_tensor(out, "out")
     wanted = as_dtype("float32" if dtype is None else dtype) if out is None or dtype is not None else result.dtype
     if wanted not in ("float32", "bfloat16", "float16"):
-        raise UnsupportedDtype(f"dtype is {wanted}; use float32, bfloat16 or float16")
+        name = "dtype" if out is None or dtype is not None else "out"
+        raise UnsupportedDtype(f"{name} is {wanted}; use float32, bfloat16 or float16")
     cdef int64_t shape[2]
     shape[0], shape[1] = batch.num_tokens, planes.native.latent_dim + planes.native.rope_dim
     if out is None:

@@ -174,6 +174,8 @@ cdef object row_lengths(object lens, Tensor scores):
     leading = scores.shape[:-1]
     try:
         given = np.asarray(lens.numpy() if isinstance(lens, Tensor) else lens)
+    except MemoryError:
+        raise
     except Exception as error:
         raise ShapeError(f"lens is {shown(lens)}; expected integers: {shown(error)}") from None
     if given.size and given.dtype.kind not in "iu":
