@@ -9,6 +9,7 @@ import importlib
 import json
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,12 +36,28 @@ class Case:
         The call may have been done although it raised: it had no memory for its result.
     checks_itself : bool
         `signature()` raises AssertionError if anything is wrong, and always returns None.
+    smaller : callable, optional
+        A call that changes nothing, made before each call in a new thread, which then makes the call. The native
+        workspaces that a thread keeps are then too small for the call. (If glibc has no memory for those of a thread's
+        first call, it ends the process.)
+    every : bool
+        Fail every allocation in turn, not a sample of them.
     """
 
     make: Callable[[], Any]
     call: Callable[[Any], object]
     may_be_done: bool = False
     checks_itself: bool = False
+    smaller: Callable[[Any], object] | None = None
+    every: bool = False
+
+    def run(self, state: Any, function: Callable[[], Any]) -> Any:
+        """Return the result of a function that makes the call."""
+        if self.smaller is None:
+            return function()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(self.smaller, state).result()
+            return pool.submit(function).result()
 
 
 @dataclass
@@ -91,9 +108,9 @@ def main(module: str, most: int) -> None:
         case, turn = cases[name], list(cases).index(name)
         before = None if case.checks_itself else case.make().signature()
         done = case.make()
-        total = native.count(lambda done=done, case=case: case.call(done))
+        total = case.run(done, lambda done=done, case=case: native.count(lambda: case.call(done)))
         after = done.signature()
-        for n in spread(total, most, turn):
+        for n in spread(total, total if case.every else most, turn):
             if n >= first:
                 report("point", n)
                 report("verdict", verdict(case, n, native, before, after))
@@ -103,7 +120,7 @@ def main(module: str, most: int) -> None:
 def verdict(case: Case, n: int, native: NativeAllocations, before: object, after: object) -> str:
     """Run the call of a new state with a failing allocation; return the problem or an empty text."""
     state = case.make()
-    run = fail_allocation(lambda: case.call(state), n, allocations=native)
+    run = case.run(state, lambda: fail_allocation(lambda: case.call(state), n, allocations=native))
     if problem := wrong_error(run, may_lack_memory=True):
         return problem
     try:

@@ -131,6 +131,13 @@ PlanView make_local_plan(const LatentArgs& args, int64_t num_threads, Workspace&
   return plan;
 }
 
+void list_split_tiles(const PlanView& plan, std::vector<int32_t>& tiles) {
+  tiles.clear();
+  for (int64_t i = 0; i < plan.num_items; ++i) {
+    if (plan.items[i].num_splits > 1 && plan.items[i].split == 0) tiles.push_back(static_cast<int32_t>(i));
+  }
+}
+
 int64_t scratch_floats(const LatentArgs& args, const PlanView& plan) {
   int64_t queries = 1;
   for (int64_t i = 0; i < plan.num_items; ++i) queries = std::max<int64_t>(queries, plan.items[i].query_count);
@@ -170,16 +177,13 @@ void latent_attention(const LatentArgs& args, const PlanView* given, int64_t num
   const int64_t worth = worthwhile_threads(estimate_us(args, work.batch), num_threads);
   const PlanView plan = given != nullptr ? *given : make_local_plan(args, worth, work);
   const AttentionBatch batch = kernel_batch(args, plan, work);
+  list_split_tiles(plan, work.tiles);
   const int64_t workers = std::clamp<int64_t>(plan.num_items, 1, worth);
   const int64_t each = page_of_floats(scratch_floats(args, plan));
   float* scratch = work.scratch.reserve(each * workers);
   parallel_for(plan.num_items, workers, [&](int64_t i, int64_t worker) noexcept {
     table.latent->attend(args, batch, plan.items[i], scratch + worker * each);
   });
-  work.tiles.clear();
-  for (int64_t i = 0; i < plan.num_items; ++i) {
-    if (plan.items[i].num_splits > 1 && plan.items[i].split == 0) work.tiles.push_back(static_cast<int32_t>(i));
-  }
   parallel_for(std::ssize(work.tiles), workers, [&](int64_t i, int64_t worker) noexcept {
     const PcWorkItem& item = plan.items[work.tiles[static_cast<size_t>(i)]];
     table.merge_splits(args.call, batch, item, scratch + worker * each);
