@@ -6,7 +6,7 @@
 
 #include <cfenv>
 #include <cstdint>
-#include <string>
+#include <cstdio>
 #include <string_view>
 
 #include "pagecore/native/checks.hpp"
@@ -92,10 +92,10 @@ class CallFrame {
 }
 
 // Text of the Python exception: begins with the name of the exception that pagecore itself would raise.
-[[nodiscard]] inline XLA_FFI_Error* make_error(const XLA_FFI_CallFrame& frame, ErrorKind kind,
-                                               const std::string& message) {
-  const std::string text = concat(name_of(kind), ": ", message);
-  XLA_FFI_Error_Create_Args args{XLA_FFI_Error_Create_Args_STRUCT_SIZE, nullptr, text.c_str(), status_of(kind)};
+[[nodiscard]] inline XLA_FFI_Error* make_error(const XLA_FFI_CallFrame& frame, ErrorKind kind, const char* message) {
+  char text[1088];  // of cpu::Failure, and a name; no allocation, which could fail
+  std::snprintf(text, sizeof text, "%s: %s", name_of(kind), message);
+  XLA_FFI_Error_Create_Args args{XLA_FFI_Error_Create_Args_STRUCT_SIZE, nullptr, text, status_of(kind)};
   return frame.api->XLA_FFI_Error_Create(&args);
 }
 

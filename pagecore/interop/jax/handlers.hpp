@@ -31,13 +31,14 @@ template <typename Call>
 [[nodiscard]] XLA_FFI_Error* serve(XLA_FFI_CallFrame* frame, Call&& call) noexcept {
   if (answered_version(*frame)) return nullptr;
   cpu::Failure failure;
-  try {
-    CallFrame arguments(*frame);
-    if (call(arguments, failure)) return nullptr;
-  } catch (const Error& error) {
-    failure = {error.kind(), error.what()};
-  }
-  return make_error(*frame, failure.kind, failure.message);
+  bool done = false;
+  const bool returned = cpu::attempt(
+      [&] {
+        CallFrame arguments(*frame);
+        done = call(arguments, failure);
+      },
+      failure);
+  return returned && done ? nullptr : make_error(*frame, failure.kind, failure.message);
 }
 
 [[nodiscard]] inline int64_t threads_of_a_call() { return host.num_threads->load(std::memory_order_relaxed); }

@@ -1,27 +1,10 @@
 #include "pagecore/ops/cpu/host_calls.hpp"
 
-#include <new>
-
 #include "pagecore/ops/cpu/codecs/seal.hpp"
 #include "pagecore/ops/cpu/ops.hpp"
 
 namespace pagecore::cpu {
 namespace {
-
-template <typename Call>
-bool attempt(Call&& call, Failure& failure) noexcept {
-  try {
-    call();
-    return true;
-  } catch (const Error& error) {
-    failure = {error.kind(), error.what()};
-  } catch (const std::bad_alloc&) {
-    failure = {ErrorKind::NotEnoughMemory, "the host cannot allocate the workspace of the call"};
-  } catch (const std::exception& error) {
-    failure = {ErrorKind::Internal, error.what()};
-  }
-  return false;
-}
 
 constexpr HostCalls kCalls{
     .attention = [](const AttentionArgs& args, int64_t num_threads, Failure& failure) noexcept -> bool {

@@ -2,19 +2,47 @@
 // are linked into ops/cpu/_cpu alone. Exceptions do not cross to another extension.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
-#include <string>
+#include <exception>
+#include <new>
+#include <string_view>
 
 #include "pagecore/native/checks.hpp"
 #include "pagecore/ops/cpu/args.hpp"
 
 namespace pagecore::cpu {
 
-// The error of a call.
+// The error of a call. It holds its text, so that an error without memory can be described as well.
 struct Failure {
   ErrorKind kind = ErrorKind::Internal;
-  std::string message;
+  char message[1024] = "";
+
+  // Longer texts are cut.
+  void set(ErrorKind of, std::string_view text) noexcept {
+    kind = of;
+    const size_t size = std::min(text.size(), sizeof message - 1);
+    text.copy(message, size);
+    message[size] = '\0';
+  }
 };
+
+// Returns true if `call` has returned; otherwise `failure` describes its exception.
+template <typename Call>
+[[nodiscard]] bool attempt(Call&& call, Failure& failure) noexcept {
+  try {
+    call();
+    return true;
+  } catch (const Error& error) {
+    failure.set(error.kind(), error.what());
+  } catch (const std::bad_alloc&) {
+    failure.set(ErrorKind::NotEnoughMemory, "the host cannot allocate the workspace of the call");
+  } catch (const std::exception& error) {
+    failure.set(ErrorKind::Internal, error.what());
+  }
+  return false;
+}
 
 // The functions of ops.hpp and codecs/seal.hpp, callable from any thread. They return false after an error; `failure`
 // then describes it, and nothing was written.

@@ -264,6 +264,29 @@ PC_TEST(a_call_with_other_arguments_is_an_internal_error) {
   });
 }
 
+PC_TEST(an_error_without_memory_is_an_error_of_the_call) {
+  rounds(1, [](Random&) {
+    const auto handler = [](XLA_FFI_CallFrame* frame) noexcept {
+      return xla::serve(frame, [](xla::CallFrame&, cpu::Failure&) -> bool { throw std::bad_alloc(); });
+    };
+    const auto error = Call{}(handler);
+    PC_CHECK(error && error->code == XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "another error");
+    PC_CHECK(error->text.starts_with("NotEnoughMemory: "), error->text);
+  });
+}
+
+PC_TEST(a_long_error_is_cut) {
+  rounds(1, [](Random&) {
+    const auto handler = [](XLA_FFI_CallFrame* frame) noexcept {
+      return xla::serve(frame, [](xla::CallFrame&, cpu::Failure&) -> bool {
+        throw Error(ErrorKind::ShapeError, std::string(5000, 'x'));
+      });
+    };
+    const auto error = Call{}(handler);
+    PC_CHECK(error && error->text.starts_with("ShapeError: xxx") && error->text.size() > 1000, "another error");
+  });
+}
+
 PC_TEST(handlers_report_their_version) {
   rounds(1, [](Random&) {
     for (auto* handler : {xla::paged_attention, xla::write_kv, xla::addresses}) {
