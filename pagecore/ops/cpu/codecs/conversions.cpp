@@ -70,9 +70,9 @@ void copy_head(const BlockConversion& caches, const HeadRows& from, const HeadRo
   }
 }
 
-void convert_head(const BlockConversion& caches, const BlockPair& pair, int64_t head, float* scratch) {
+void convert_head(const KernelTable& table, const BlockConversion& caches, const BlockPair& pair, int64_t head,
+                  float* scratch) {
   const Cache &source = caches.source, &target = caches.target;
-  const KernelTable& table = kernels();
   const int64_t tokens = source.block_size;
   const HeadRows from = rows_of(source, pair.source, head), to = rows_of(target, pair.target, head);
   if (caches.copies) return copy_head(caches, from, to);
@@ -127,9 +127,9 @@ BlockConversion joined(const BlockConversion& caches) {
   return result;
 }
 
-void convert_row(const LatentConversion& rows, int64_t source, int64_t target, int64_t offset) {
+void convert_row(const LatentKernels& table, const LatentConversion& rows, int64_t source, int64_t target,
+                 int64_t offset) {
   const LatentCache& to = rows.target;
-  const LatentKernels& table = *kernels().latent;
   if (to.format == LatentFormat::Plain) {
     char* const row = to.latent + target * to.block_stride + offset * to.token_stride;
     return table.read_row(rows.source, source, offset, rows.source_factor, row, to.type);
@@ -161,6 +161,7 @@ std::vector<BlockPair> last_pairs(const std::vector<CopyRun>& runs) {
 void convert_blocks(const std::vector<BlockConversion>& given, const std::vector<LatentConversion>& latents,
                     const PlannedMoves& copies, const Indices& source_ids, const Indices& target_ids,
                     int64_t num_threads, int64_t lowest) {
+  const KernelTable& table = kernels();
   std::vector<BlockConversion> caches;
   for (const BlockConversion& each : given) caches.push_back(joined(each));
   int64_t sources = std::numeric_limits<int64_t>::max(), targets = sources, most = 0;
@@ -188,22 +189,23 @@ void convert_blocks(const std::vector<BlockConversion>& given, const std::vector
     const BlockPair& pair = pairs[static_cast<size_t>(i)];
     for (const BlockConversion& of : caches) {
       for (int64_t head = 0; head < of.source.num_heads; ++head) {
-        convert_head(of, pair, head, scratch + worker * each);
+        convert_head(table, of, pair, head, scratch + worker * each);
       }
     }
     for (const LatentConversion& of : latents) {
-      for (int64_t t = 0; t < of.source.block_size; ++t) convert_row(of, pair.source, pair.target, t);
+      for (int64_t t = 0; t < of.source.block_size; ++t) convert_row(*table.latent, of, pair.source, pair.target, t);
     }
   });
   copies.run();
 }
 
 void convert_latent_rows(const LatentConversion& rows, int64_t num_threads) {
+  const LatentKernels& table = *kernels().latent;
   const int64_t count = rows.source.num_blocks, width = rows.source.latent_dim + rows.source.rope_dim;
   const double us = static_cast<double>(count * width) / kConvertedPerUs;
   const int64_t workers = std::min(worthwhile_threads(us, num_threads), std::max<int64_t>(1, count));
   parallel_for(workers, workers, [&](int64_t unit, int64_t) noexcept {
-    for (int64_t i = count * unit / workers; i < count * (unit + 1) / workers; ++i) convert_row(rows, i, i, 0);
+    for (int64_t i = count * unit / workers; i < count * (unit + 1) / workers; ++i) convert_row(table, rows, i, i, 0);
   });
 }
 

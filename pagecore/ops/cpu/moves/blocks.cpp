@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "pagecore/native/checks.hpp"
+#include "pagecore/ops/cpu/dispatch.hpp"
 #include "pagecore/ops/cpu/moves.hpp"
 #include "pagecore/ops/cpu/moves/stream_copies.hpp"
 #include "pagecore/ops/cpu/ops.hpp"
@@ -157,6 +158,7 @@ void copy_blocks(const std::vector<BlockArray>& arrays, const Indices& source_id
   num_threads = threads_to_move(bytes, num_threads);
   std::vector<CopyRun> runs;
   const bool streams = bytes > l2_bytes() && list_independent(sources, targets, runs);
+  if (streams) static_cast<void>(kernels());  // raises for an unknown instruction set, which units of work cannot
   parallel_for(num_threads, num_threads, [&](int64_t part, int64_t) noexcept {
     for (size_t i = 0; i < arrays.size(); ++i) {
       if (streams) {
