@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pagecore import ops
@@ -35,6 +35,7 @@ def check(call: str, pairs: Any) -> None:
     np.testing.assert_array_equal(target, expected[0])
 
 
+@settings(deadline=None)
 @given(pairs=PAIRS, call=st.sampled_from(CALLS))
 @example(pairs=[(1, 1), (1, 2), (1, 1)], call="copy")
 @example(pairs=[(1, 1), (1, 2), (1, 1)], call="transfer")

@@ -216,6 +216,13 @@ def test_invalid_options_are_refused(changed, error):
         plan_attention(None, [10], **{**HEADS, **changed})
 
 
+def test_options_that_are_refused_change_nothing():
+    plan = plan_attention(None, [10], **HEADS)
+    with pytest.raises(ShapeError, match="max_sequences"):
+        plan.__init__(num_query_heads=64, num_kv_heads=1, max_sequences=3)
+    assert (plan.num_query_heads, plan.num_sequences) == (HEADS["num_query_heads"], 1)
+
+
 def test_lengths_that_are_not_integers_are_refused():
     with pytest.raises(UnsupportedDtype):
         plan_attention(None, np.array([1.5, 2.5]), **HEADS)

@@ -90,6 +90,8 @@ Work items of the attention of one batch.
         read_reach(window, chunk, &left, &right)
         number = device_index(device)
         cdef int64_t num_sinks = read_sink_tokens(sink_tokens, chunk, left)
+        if (max_sequences is None) != (max_tokens is None) or (max_tokens is not None and number is None):
+            raise ShapeError("max_sequences and max_tokens must be passed together, and for a plan on CUDA only")
         self.check_unread()
         cdef Plan* plan = &self.plan
         plan.options = host_plan_options(query_heads, kv_heads)
@@ -100,8 +102,6 @@ Work items of the attention of one batch.
         plan.options.batch_invariant = is_invariant
         plan.options.tree = is_tree
         self.num_workers_given = workers
-        if (max_sequences is None) != (max_tokens is None) or (max_tokens is not None and number is None):
-            raise ShapeError("max_sequences and max_tokens must be passed together, and for a plan on CUDA only")
         if number is not None:
             check_device(number)
             self.cuda = CudaPlan(
