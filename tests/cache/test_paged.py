@@ -15,6 +15,7 @@ from pagecore import (
     OutOfBlocks,
     PagedKVCache,
     Plane,
+    SwapSpace,
     UnsupportedOption,
 )
 from tests.cache.caches import SPEC, WINDOWED, advance, make, normal
@@ -188,12 +189,21 @@ def test_fragmentation_equals_a_count_over_all_slots(seed):
         else:
             sequence = choice.choice(sequences)
             cache.truncate(sequence, choice.randint(0, sequence.num_computed_tokens))
+    listed = sorted(cache.sequences.values(), key=lambda sequence: sequence.num_tokens - sequence.num_computed_tokens)
+    swapped, flying = listed[0], listed[-1]
+    cache.try_swap_out([swapped], SwapSpace(cache, num_blocks=20))
+    batch = cache.prepare([flying], [flying.num_tokens - flying.num_computed_tokens])
     filled = {}
-    for sequence in cache.sequences.values():
+    for sequence in listed[1:]:
         blocks = np.asarray(cache.block_table(0))[sequence.row, : -(-sequence.capacity // 4)]
         for i, block in enumerate(blocks.tolist()):
             filled[block] = max(filled.get(block, 0), min(4, max(0, sequence.num_computed_tokens - 4 * i)))
-    assert cache.stats().fragmentation == (4 * len(filled) - sum(filled.values())) / (4 * len(filled))
+    stats = cache.stats()
+    assert stats.fragmentation == (4 * len(filled) - sum(filled.values())) / (4 * len(filled))
+    assert (stats.num_sequences, stats.num_swapped_sequences) == (len(listed), 1)
+    assert stats.num_tokens == sum(sequence.num_computed_tokens for sequence in listed[1:])
+    assert stats.num_swapped_tokens == swapped.num_computed_tokens
+    cache.abandon(batch)
 
 
 def test_a_block_that_the_prefix_cache_has_in_full_has_no_slots_without_a_token():

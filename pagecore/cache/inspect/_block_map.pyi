@@ -1,8 +1,10 @@
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.cache.sequences._sequences import Sequence
-from pagecore.index import BlockPool
+from pagecore.index import BlockPool, BlockTables
 
 def mark_blocks(
     table: NDArray[np.int32],
@@ -12,6 +14,6 @@ def mark_blocks(
     owner: NDArray[np.int32],
     tokens: NDArray[np.int32],
 ) -> None: ...
-def count_wasted(
-    table: NDArray[np.int32], pool: BlockPool, sequences: list[Sequence], capacities: list[int], block_size: int
-) -> int: ...
+def count_sequences(
+    sequences: list[Sequence], tables: BlockTables, pools: Iterable[BlockPool], block_size: int
+) -> tuple[int, int, int, int, int]: ...

@@ -1,9 +1,11 @@
-"""Passes over a group's block table: the first holder and the fill of each block, and slots without a token."""
+"""Passes over sequences and their blocks: the first holder and the fill of each block, and the counts of statistics."""
 
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, int64_t
 
 from pagecore.cache.sequences._sequences cimport Sequence
 from pagecore.index.pools._block_pool cimport BlockPool
+from pagecore.index.tables._native cimport Int32s
+from pagecore.index.tables._tables cimport BlockTables
 
 
 def mark_blocks(
@@ -42,32 +44,63 @@ def mark_blocks(
             left = max(left - block_size, 0)
 
 
-def count_wasted(
-    const int32_t[:, ::1] table, BlockPool pool not None, list sequences, list capacities, int32_t block_size
-):
-    """Return the slots of held blocks without a computed token; a shared block counts once, for its fullest holder.
+def count_sequences(list sequences not None, BlockTables tables not None, object pools, int32_t block_size):
+    """Return the counts of `CacheStats` that need a pass over the sequences.
 
     Parameters
     ----------
-    table : int32 [rows, width]
-    pool : BlockPool
-        The pool of the blocks.
     sequences : list of Sequence
-    capacities : list of int
-        Number of tokens that the blocks of each sequence have room for.
+    tables : BlockTables
+        Tables of the rows of those that are not swapped out.
+    pools : iterable of BlockPool
+        The pool of each group.
+
+    Returns
+    -------
+    num_resident, num_tokens, num_swapped, num_swapped_tokens : int
+        Sequences with a row, their computed tokens, and both of those that are swapped out.
+    num_wasted : int
+        Slots of held blocks without a computed token, over all groups; a shared block counts once, for its fullest
+        holder.
     """
     cdef Sequence sequence
-    cdef dict wasted = {}, holders = {}
-    cdef int32_t i, j, end, empty, block
-    for i in range(<int32_t> len(sequences)):
-        sequence = sequences[i]
-        end = min((<int32_t> capacities[i] + block_size - 1) // block_size, <int32_t> table.shape[1])
+    cdef int64_t num_resident = 0, num_tokens = 0, num_swapped_tokens = 0, num_wasted = 0
+    cdef int64_t group = 0
+    for sequence in sequences:
+        if sequence.swap_space is None:
+            num_resident += 1
+            num_tokens += sequence.computed
+        else:
+            num_swapped_tokens += sequence.computed
+    for pool in pools:
+        num_wasted += count_wasted(sequences, tables, pool, group, block_size)
+        group += 1
+    return num_resident, num_tokens, len(sequences) - num_resident, num_swapped_tokens, num_wasted
+
+
+cdef int64_t count_wasted(list sequences, BlockTables tables, BlockPool pool, int64_t group, int32_t block_size) except -1:
+    """Return the slots of the held blocks of a group without a computed token."""
+    cdef Sequence sequence
+    cdef Int32s blocks
+    cdef int32_t j, count, empty, block
+    cdef int64_t wasted = 0
+    cdef dict least = {}, holders = {}  # of blocks with several holders
+    for sequence in sequences:
+        if sequence.swap_space is not None:
+            continue
+        blocks = tables.row_raw(sequence.row, group)
+        count = <int32_t> blocks.size()
         empty = block_size - sequence.computed % block_size
-        for j in range(sequence.computed // block_size, end):
-            block = table[sequence.row, j]
-            if block:
-                wasted[block] = min(empty, <int32_t> wasted.get(block, empty))
+        for j in range(sequence.computed // block_size, count):
+            block = blocks.data()[j]
+            if block and pool.ref_count_raw(block) == 1:
+                wasted += empty
+            elif block:
+                least[block] = min(empty, <int32_t> least.get(block, empty))
                 holders[block] = <int32_t> holders.get(block, 0) + 1
             empty = block_size
-    # Another holder, the prefix cache or a sequence with more tokens, has the block in full.
-    return sum([count for block, count in wasted.items() if pool.ref_count_raw(block) == holders[block]])
+    for block, empty in least.items():
+        # Another holder, the prefix cache or a sequence with more tokens, has the block in full.
+        if pool.ref_count_raw(block) == holders[block]:
+            wasted += empty
+    return wasted

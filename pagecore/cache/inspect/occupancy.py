@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pagecore.cache.inspect._block_map import count_wasted
+from pagecore.cache.inspect._block_map import count_sequences
 from pagecore.cache.inspect.stats import CacheStats
 from pagecore.cache.parts import CacheParts
 from pagecore.cache.prefix._prefix import evictable, prefix_figures
-from pagecore.cache.sequences._sequences import Sequence
 from pagecore.index import StateTable
 
 
@@ -14,20 +13,16 @@ def measure(parts: CacheParts) -> CacheStats:
     """Return the statistics of a cache, under its lock."""
     state, tables, block_size = parts.state, parts.tables, parts.block_size
     pools = parts.block_pools
-    resident: list[Sequence] = []
-    swapped: list[Sequence] = []
-    for sequence in state.listed():
-        (swapped if sequence.is_swapped else resident).append(sequence)
+    num_resident, num_tokens, num_swapped, num_swapped_tokens, wasted = count_sequences(
+        state.listed(), tables, tables.pools, block_size
+    )
     num_evictable = 0 if parts.prefix is None else sum(evictable(parts.prefix))
     used = sum(pool.num_used for pool in pools) - num_evictable
     held = used * block_size
-    rooms = [tables.capacity(sequence.row) for sequence in resident]
-    wasted = wasted_by_contents(parts)
-    for group in range(tables.num_groups):
-        wasted += count_wasted(tables.table(group), pools[group], resident, rooms, block_size)
+    wasted += wasted_by_contents(parts)
     return CacheStats(
-        num_sequences=len(resident) + len(swapped),
-        num_tokens=sum(sequence.num_computed_tokens for sequence in resident),
+        num_sequences=num_resident + num_swapped,
+        num_tokens=num_tokens,
         num_blocks=sum(pool.num_blocks - 1 for pool in pools),
         num_free_blocks=sum(pool.num_free for pool in pools),
         num_used_blocks=used,
@@ -36,8 +31,8 @@ def measure(parts: CacheParts) -> CacheStats:
         num_copied_blocks=state.num_copied_blocks,
         num_scrubbed_blocks=state.num_scrubbed_blocks,
         nbytes=parts.store.nbytes,
-        num_swapped_sequences=len(swapped),
-        num_swapped_tokens=sum(sequence.num_computed_tokens for sequence in swapped),
+        num_swapped_sequences=num_swapped,
+        num_swapped_tokens=num_swapped_tokens,
         num_swapped_blocks=sum(space.num_used_blocks for space in parts.swap_spaces),
         num_states=0 if state.states is None else state.states.num_slots - 1,
         num_free_states=0 if state.states is None else state.states.slots.num_free,
