@@ -97,6 +97,20 @@ def test_imports_count_for_max_running():
     assert [run.request.id for run in drain(scheduler)] == [0, 1, 2]
 
 
+@pytest.mark.parametrize(("count", "admitted"), [(5, [0, 1]), (4, [0])])
+def test_an_import_with_one_token_left_runs_while_prompts_are_held_back(count, admitted):
+    scheduler = Scheduler(FakeCache(40))
+    scheduler.add(request(0, 5, 9))
+    advance(scheduler)
+    _, load = waiting_run(scheduler, request(1, 6, 9), count=count)
+    load.end()
+    step = scheduler.schedule(hold_prompts=True)
+    assert [run.request.id for run in step.runs] == admitted
+    assert step.counts == [1] * len(admitted)
+    scheduler.abandon(step)
+    assert len(drain(scheduler)) == 2
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_run_waits_for_the_blocks_of_an_import_instead_of_failing(fails):
     cache = FakeCache(9, prefix_cache=False)

@@ -255,6 +255,51 @@ def test_prompts_are_held_back_only_while_others_decode(overlap):
         scheduler.schedule(hold_prompts=1)
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "lpm", "priority"])
+def test_requests_with_one_token_left_are_admitted_while_prompts_are_held_back(policy):
+    """As in vLLM, whose throttled steps admit requests up to the first with more tokens to compute."""
+    scheduler = made(max_tokens_per_step=50, policy=policy, share_prompts=False)
+    shared = np.arange(33)
+    scheduler.add(Request(0, shared, 9))
+    assert counts_of(scheduler) == {0: 33}
+    scheduler.add(Request(1, shared, 9))
+    scheduler.add(Request(2, [7], 9))
+    scheduler.add(asked(3, 2, 9))
+    scheduler.add(Request(4, shared, 9))
+    assert counts_of(scheduler, hold_prompts=True) == {0: 1, 1: 1, 2: 1} | ({4: 1} if policy == "lpm" else {})
+    assert counts_of(scheduler) == {0: 1, 1: 1, 2: 1, 3: 2, 4: 1}
+    scheduler.check_invariants()
+
+
+def test_a_held_prompt_keeps_its_room_from_requests_with_one_token_left():
+    """8 blocks: 2 of a decode, 6 that the held prompt needs, of which it has 2."""
+    scheduler = made(num_blocks=9, max_tokens_per_step=64, chunked_prefill_size=32, prefix_cache=False, headroom=0.0)
+    scheduler.add(asked(0, 20, 9))
+    scheduler.add(asked(1, 96, 1))
+    assert counts_of(scheduler) == {0: 20, 1: 32}
+    scheduler.add(asked(2, 1, 9))
+    assert counts_of(scheduler, hold_prompts=True) == {0: 1}
+    assert [counts_of(scheduler) for _ in range(3)] == [{0: 1, 1: 32}, {0: 1, 1: 32}, {0: 1, 2: 1}]
+    assert scheduler.num_preemptions == 0
+
+
+def test_a_prompt_whose_cached_prefix_is_gone_is_held_back():
+    """ "lpm" has looked both prompts up before the cache is cleared."""
+    scheduler = made(policy="lpm")
+    first, second = np.arange(100, 133), np.arange(200, 297)
+    scheduler.add(asked(0, 1, 99))
+    scheduler.add(Request(1, first, 1))
+    scheduler.add(Request(2, second, 1))
+    assert counts_of(scheduler) == {0: 1, 1: 33, 2: 97}
+    longer = scheduler.add(Request(3, np.append(second, [1, 2]), 1))
+    scheduler.add(Request(4, first, 1))
+    assert counts_of(scheduler, hold_prompts=True) == {0: 1}
+    scheduler.cancel(longer)
+    scheduler.cache.clear_prefix_cache()
+    assert counts_of(scheduler, hold_prompts=True) == {0: 1}
+    assert counts_of(scheduler) == {0: 1, 4: 33}
+
+
 def test_no_decode_gives_way_to_a_priority_while_prompts_are_held_back():
     scheduler = made(max_tokens_per_step=1, policy="priority", preemption_threshold=0)
     scheduler.add(asked(0, 1, 9))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pagecore.serving.scheduling.crossing import match_options
 from pagecore.serving.scheduling.future import count_future, expected_blocks
-from pagecore.serving.scheduling.queue import Queue
+from pagecore.serving.scheduling.queue import Queue, look_up
 from pagecore.serving.scheduling.sharing import SharedPrompts
 from pagecore.storage.checks import ceil_div
 
@@ -60,6 +60,9 @@ class Admission:
             return
         self._queue = Queue(roster, limits)
         self._unpin([run for run in roster.pinned if run is not self._queue.first])
+        # Prompts that are held back have no rows, and need their blocks later.
+        self._held = [run.sequence for run in rows.held]
+        self._held_needs = self._with_future(rows.held, [run.num_tokens_left for run in rows.held])
         # Tokens that each row still lacks, those that it will generate included.
         lacking = [run.num_tokens_left for run in rows.runs[rows.num_decodes :]]
         self._needs = self._with_future(rows.runs, [1] * rows.num_decodes + lacking)
@@ -159,9 +162,16 @@ class Admission:
             if budget <= 0 or run.samples > free_rows or lacks_states or has_delayed_most:
                 self._is_closed = True
                 break
+            if self._limits.holds_prompts and self._is_held_back(run):
+                self._is_closed = True
+                break
             if self._roster.parked or self._roster.continuing:
                 self._roster.make_rows(self._limits.max_running - free_rows + run.samples, (*stage, run))
             self._pin(run)
+            if self._limits.holds_prompts and run.num_tokens_left > 1:  # blocks were evicted since the lookup
+                self._unpin([run])
+                self._is_closed = True
+                break
             if self._shared is not None and run in self._roster.pinned and self._shared.should_wait(run):
                 delayed[run] = len(stage)
                 self._roster.delay(run)
@@ -182,6 +192,13 @@ class Admission:
             free_rows -= run.samples
             free_states -= run.samples
         return stage, delayed
+
+    def _is_held_back(self, run: Run) -> bool:
+        """Return True if a run would compute more than one token of its prompt; it is not pinned for that."""
+        if run.held is not None and run not in self._roster.pinned:
+            return run.num_tokens_left > 1
+        look_up(run, self._roster)
+        return len(run.tokens) - run.match_length > 1
 
     def _stop(self, stage: list[Run], fitting: int, delayed: dict[Run, int]) -> None:
         """End the admission at the first run of a stage that does not fit; runs after it have not waited."""
@@ -237,10 +254,10 @@ class Admission:
 
     def _demand(self, runs: list[Run]) -> tuple[list[Sequence], list[int]]:
         """Return the sequences of the rows and of `runs`, and the tokens that each may still compute."""
-        sequences = self._rows.sequences + [run.sequence for run in runs]
+        sequences = self._held + self._rows.sequences + [run.sequence for run in runs]
         lacking = [run.num_tokens_left for run in runs]
         is_alone = len(runs) == 1 and not self._roster.running
-        needs = self._needs + (lacking if is_alone else self._with_future(runs, lacking))
+        needs = self._held_needs + self._needs + (lacking if is_alone else self._with_future(runs, lacking))
         if self._roster.running:
             last = self._limits.max_length - runs[-1].sequence.num_computed_tokens
             needs[-1] = min(needs[-1] + self._limits.headroom, last)

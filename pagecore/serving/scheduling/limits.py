@@ -76,6 +76,8 @@ class Limits:
         Tokens of a row of a step with trees; 0 if the batch has no room for trees.
     ratios : Ratios or None
         Course of the ratio of future tokens; None if admissions do not count them.
+    holds_prompts : bool
+        True for a step that computes decodes, and of prompts only last tokens.
     """
 
     max_running: int
@@ -98,6 +100,7 @@ class Limits:
     max_queued: int | None
     tree_tokens: int
     ratios: Ratios | None
+    holds_prompts: bool = False
 
     def check_request(self, id: object, num_prompt_tokens: int, max_new_tokens: int, samples: int = 1) -> None:
         """Raise `RequestError` for a request that the cache cannot hold alone; see `Scheduler.check_request`."""

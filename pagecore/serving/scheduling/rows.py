@@ -31,6 +31,7 @@ class StepRows:
     has_drafts: bool = False
     load: EncoderLoad = UNLIMITED
     trees_delay_span: bool = False  # a prompt waits with a span that only trees leave without room
+    held: list[Run] = field(default_factory=list)  # running prompts that the step holds back
     options: dict[str, Any] = field(default_factory=dict)  # those of `prepare`, for the drafts
 
     def add(self, run: Run, count: int) -> None:
@@ -97,7 +98,8 @@ def list_decodes(roster: Roster) -> list[Run]:
 def select(roster: Roster, limits: Limits, drafts: Drafts | None = None) -> tuple[StepRows, int]:
     """Return rows for the running runs, and the tokens that the step has left for prompts.
 
-    All decodes come first, with their drafts, then chunks of prompts in order of admission.
+    All decodes come first, with their drafts, then chunks of prompts in order of admission. Where prompts are held back,
+    those with more than one token left have no row.
     """
     decodes = list_decodes(roster)
     sequences: list[Sequence] = [run.held for run in decodes]  # type: ignore[misc]
@@ -107,6 +109,9 @@ def select(roster: Roster, limits: Limits, drafts: Drafts | None = None) -> tupl
     budget = min(limits.budget - len(decodes) - num_drafts, limits.prefill_tokens)
     for run in roster.running if len(decodes) < len(roster.running) else ():
         if not run.prefilling:
+            continue
+        if limits.holds_prompts and run.num_tokens_left > 1:
+            rows.held.append(run)
             continue
         if not budget:
             break

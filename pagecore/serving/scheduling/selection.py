@@ -37,7 +37,7 @@ def prepare_step(
 
     Returns None for a step ahead of ids that are not accepted if it would have no rows, or if runs would have to be
     preempted: the accepted ids may end runs, whose blocks are then free. Returns None also if imports hold what the
-    next run lacks. With `hold_prompts` the rows are decodes, if there are any.
+    next run lacks. With `hold_prompts` the rows have one token each and drafts, if runs decode.
 
     Raises
     ------
@@ -59,10 +59,10 @@ def prepare_step(
 
 
 def _decodes_or_all(roster: Roster, limits: Limits, drafts: Drafts | None, hold_prompts: bool) -> StepRows | None:
-    """Return the decodes alone if prompts are held and there are decodes; else what `_prepared_rows` returns."""
+    """Return rows that hold prompts back, if that is wanted and runs decode; else what `_prepared_rows` returns."""
     if hold_prompts and list_decodes(roster):
-        decodes_only = replace(limits, prefill_tokens=0, preemption_threshold=None)
-        rows = _prepared_rows(roster, decodes_only, drafts)
+        holding = replace(limits, holds_prompts=True, preemption_threshold=None)
+        rows = _prepared_rows(roster, holding, drafts)
         if rows is not None or roster.steps:
             return rows
     return _prepared_rows(roster, limits, drafts)

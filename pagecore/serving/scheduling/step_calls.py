@@ -54,9 +54,10 @@ class SchedulerSteps(SchedulerTurns):
             its drafts, or none: no more than it may still generate, and than `max_tokens_per_step`, the blocks and the
             state slots allow after all decodes have their token. No run is preempted for a draft.
         hold_prompts : bool
-            If True, the step computes no prompts while there are decodes: parts of running prompts and admissions wait.
-            For data-parallel ranks, whose steps take as long as the longest, and for steps that a graph of decodes
-            serves. A caller that holds prompts back for ever starves them.
+            If True, while there are decodes the step computes no prompts but those of which one token is left, as after
+            an import: parts of running prompts wait, and admissions from the first run with more tokens on. For
+            data-parallel ranks, whose steps take as long as the longest, and for steps that a graph of decodes serves:
+            each row has one token, and its drafts. A caller that holds prompts back for ever starves them.
 
         Returns
         -------
