@@ -337,6 +337,7 @@ class StatesMachine(RuleBasedStateMachine):
         for row in self.twin.states:
             assert self.states.length(row) == self.twin.length(row)
             assert self.states.slot(row) == self.twin.slot(row)
+            assert self.states.spare(row) == self.twin.states[row].spare
             assert self.states.resting(row) == self.twin.resting(row)
             assert self.states.checkpoint(row) == self.twin.checkpoint(row)
             assert self.states.tables.length(row) == self.twin.tables.rows[row].length

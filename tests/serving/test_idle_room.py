@@ -100,3 +100,22 @@ def test_an_import_without_a_row_takes_that_of_the_oldest_idle_run(num_tokens, h
     run = scheduler.add(Request(4, range(30), 1))
     assert scheduler.make_import_room(run, num_tokens) is has_room
     assert scheduler.num_reclaimed == reclaimed
+
+
+def test_a_run_that_holds_one_slot_of_a_state_keeps_it_from_an_import_that_needs_two():
+    """Rows that do not write in place keep a second slot from their steps, but not from one after a cached state."""
+    cache = PagedKVCache(
+        SPECS["states not in place"], num_blocks=60, num_states=6, block_size=4, max_sequences=8, device="none"
+    )
+    scheduler = Scheduler(cache, headroom=0.0)
+    for number, end in ((0, [8, 9, 10, 11]), (1, [7, 7, 7])):
+        scheduler.add(Request(number, [*range(8), *end], 1, resumable=number == 1))
+        advance(scheduler)
+    for number in (2, 3):
+        scheduler.add(Request(number, [number], 9))
+        advance(scheduler)
+    (idle,) = (cache.sequences[run] for run in scheduler.idle)
+    assert (idle.num_cached_tokens, cache.checkpoint(idle), cache.stats().num_free_states) == (8, None, 0)
+    run = scheduler.add(Request(4, range(50, 60), 2))
+    assert not scheduler.make_import_room(run)
+    assert scheduler.num_reclaimed == 0

@@ -70,9 +70,10 @@ class ModelCache:
         return self.cache.shortages([one.held for one in sequences], counts)
 
     def slots_of(self, sequence, swaps):
+        """Return the slots that a sequence holds, counted in the state table; checkpoints only for a swap_in."""
         checkpoint = self.cache.checkpoint(sequence.held)
-        in_place = self.cache.spec(1).in_place
-        return bool(self.cache.state_slot(sequence.held)) + (not in_place) + (swaps and checkpoint is not None)
+        slots = {self.cache.state_slot(sequence.held), self.cache.spare_slot(sequence.held)} - {0}
+        return len(slots) + (swaps and checkpoint is not None)
 
     def is_shared(self, sequence):
         """Return True if another sequence holds a block or the state of a sequence."""

@@ -100,6 +100,18 @@ class QueryMethods(PartsOwner):
         """
         return self._states_of(sequence).slot(sequence.row)
 
+    def spare_slot(self, sequence: Sequence) -> int:
+        """Return the slot that a sequence keeps for the state that its next step writes; 0 for none.
+
+        Where layers write in place there is none, and none during a step. It is free once the sequence is removed.
+
+        Raises
+        ------
+        UnsupportedOption, InvalidSequence
+            As in `state_slot`.
+        """
+        return self._states_of(sequence).spare(sequence.row)
+
     def checkpoint(self, sequence: Sequence) -> tuple[int, int] | None:
         """Return the slot of a sequence's newest checkpoint and the number of tokens that it covers, or None.
 

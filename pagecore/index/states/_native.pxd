@@ -87,6 +87,7 @@ cdef extern from "pagecore/index/states/state_table.hpp" namespace "pagecore" no
         void undo(Int32s rows) except +raise_python_error
         int32_t length(int32_t row) except +raise_python_error
         int32_t slot(int32_t row) except +raise_python_error
+        int32_t spare(int32_t row) except +raise_python_error
         int32_t resting(int32_t row) except +raise_python_error
         int32_t checkpoint(int32_t row) except +raise_python_error
         int32_t checkpoint_length(int32_t row) except +raise_python_error

@@ -136,6 +136,8 @@ class StateTable {
 
   [[nodiscard]] TokenCount length(RowId row) const { return used(row).length; }
   [[nodiscard]] BlockId slot(RowId row) const { return used(row).running; }
+  // The slot that the next step writes instead of one of the pool; null in place, and during a step.
+  [[nodiscard]] BlockId spare(RowId row) const { return used(row).spare; }
   [[nodiscard]] BlockId resting(RowId row) const { return used(row).resting; }
   [[nodiscard]] BlockId checkpoint(RowId row) const { return used(row).checkpoint; }
   [[nodiscard]] TokenCount checkpoint_length(RowId row) const { return used(row).checkpoint_length; }

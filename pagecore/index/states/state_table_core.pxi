@@ -61,6 +61,10 @@ cdef class StateTableCore:
         """Return the slot of the state of a row; 0 if the row has none, or if its state rests in a checkpoint."""
         return deref(self.native).slot(as_row(row))
 
+    def spare(self, row):
+        """Return the slot that the next step of a row writes instead of one of the pool; 0 for none."""
+        return deref(self.native).spare(as_row(row))
+
     def resting(self, row):
         """Return the slot of the quantised checkpoint from which the next step of a row begins; 0 for none."""
         return deref(self.native).resting(as_row(row))

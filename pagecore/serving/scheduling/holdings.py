@@ -27,7 +27,7 @@ class Holdings:
         self._cache = cache
         # None: sealed blocks, whose layers have the groups of their tails.
         self._specs: list[Spec | None] = [groups.get(group) for group in range(cache.num_groups)]
-        self._rules = next((spec for spec in specs if isinstance(spec, StateSpec)), None)
+        self._has_states = any(isinstance(spec, StateSpec) for spec in specs)
 
     def upper_bounds(self, run: Run, held: Sequence, *, swaps: bool) -> list[int]:
         """Return the most blocks of each group, and state slots, that a run frees with its sequence `held`.
@@ -35,7 +35,7 @@ class Holdings:
         Checkpoints count only with `swaps`, for a swap_in: a step drops those of others itself.
         """
         bounds = [self._blocks(run, held, group) for group in range(len(self._specs))]
-        return bounds if self._rules is None else [*bounds, self._slots(held, self._rules, swaps=swaps)]
+        return [*bounds, self._slots(held, swaps=swaps)] if self._has_states else bounds
 
     def most_blocks(self, run: Run, held: Sequence) -> int:
         """Return the largest of the bounds of the groups."""
@@ -52,8 +52,7 @@ class Holdings:
         released = self._cache.held_from(held, group) // size
         return blocks - max(released - ceil_div(getattr(spec, "sink_tokens", 0), size), 0)
 
-    def _slots(self, held: Sequence, rules: StateSpec, *, swaps: bool) -> int:
-        slot, checkpoint = self._cache.state_slot(held), self._cache.checkpoint(held)
-        # Rows that do not write in place keep a second slot for the next step.
-        slots = (slot > 0) + (not rules.in_place)
-        return slots + (swaps and checkpoint is not None)
+    def _slots(self, held: Sequence, *, swaps: bool) -> int:
+        checkpoint = self._cache.checkpoint(held) if swaps else None
+        slots = {self._cache.state_slot(held), self._cache.spare_slot(held)} - {0}
+        return len(slots) + (checkpoint is not None)
