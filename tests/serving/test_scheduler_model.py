@@ -14,8 +14,9 @@ from pagecore.serving.scheduling.scheduler import Scheduler
 from tests.faults import is_full
 from tests.machines import drawn
 from tests.serving.fake_cache import FakeBatch, FakeSpace
+from tests.serving.model.fifo_cache import FifoCache
+from tests.serving.model.scheduler import SchedulerModel
 from tests.serving.runs import next_token
-from tests.serving.scheduler_model import FifoCache, SchedulerModel
 
 DRAFT, SPAN = 4_000, 6_000
 STOPS = tuple(range(0, 1009, 9))
@@ -191,7 +192,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def schedule(self, seed):
         self.choice.seed(seed)
         drafts, counts = self.drafts_of()
-        step, expected = self.scheduler.schedule(drafts), self.model.schedule(counts)
+        hold = self.choice.random() < 0.2
+        step = self.scheduler.schedule(drafts, hold_prompts=hold)
+        expected = self.model.schedule(counts, hold)
         assert (step is None) == (expected is None)
         if step is None:
             return

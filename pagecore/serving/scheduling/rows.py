@@ -98,8 +98,8 @@ def list_decodes(roster: Roster) -> list[Run]:
 def select(roster: Roster, limits: Limits, drafts: Drafts | None = None) -> tuple[StepRows, int]:
     """Return rows for the running runs, and the tokens that the step has left for prompts.
 
-    All decodes come first, with their drafts, then chunks of prompts in order of admission. Where prompts are held back,
-    those with more than one token left have no row.
+    All decodes come first, with their drafts, then chunks of prompts in order of admission. Where prompts are held
+    back, those with more than one token left have no row.
     """
     decodes = list_decodes(roster)
     sequences: list[Sequence] = [run.held for run in decodes]  # type: ignore[misc]

@@ -1,0 +1,48 @@
+"""Parts of prompts, and the outputs of encoders that they need."""
+
+from pagecore.serving.scheduling import parts
+
+
+class ModelPrompts:
+    """Prompts in parts."""
+
+    def part(self, row, budget):
+        """Return the tokens of a prompt that a step computes, which end where the prompt keeps a checkpoint."""
+        count = self.before_span(row, min(row.left, budget, self.chunk))
+        if not self.checkpoints or count <= self.cache.grid:
+            return count
+        computed, grid, near = row.sequence.num_computed_tokens, self.cache.grid, parts.NEAREST
+        ends = [row.sequence.num_matched_tokens // grid * grid]
+        for k in range(self.checkpoints):
+            end = (len(row.tokens) - near * 4**k) // grid * grid
+            ends += [end] if end - row.sequence.num_cached_tokens >= near else []
+        end = min(computed + count, *(end for end in ends if end > computed), len(row.tokens))
+        if end < len(row.tokens) and end // grid * grid > computed:
+            end = end // grid * grid
+        return end - computed
+
+    def missing_outputs(self, row, count):
+        """Return the spans that the next tokens of a prompt are in and whose outputs are nowhere."""
+        computed, length = row.sequence.num_computed_tokens, len(row.request.prompt)
+        return [
+            (first, last, digest)
+            for first, last, digest in row.request.spans or ()
+            if computed < min(last, length) and first < min(computed + count, length) and row.is_prompt
+            if digest not in self.outputs
+        ]
+
+    def before_span(self, row, count):
+        """Return `count`, or the tokens before the first span whose output no longer fits the step."""
+        coming = {digest: last - first for digest, (_, first, last) in self.encoded.items()}
+        for first, last, digest in self.missing_outputs(row, count):
+            coming[digest] = max(last - first, coming.get(digest, 0))
+            if sum(coming.values()) > self.encoder:
+                return max(first - row.sequence.num_computed_tokens, 0)
+        return count
+
+    def encode(self, row, count):
+        """Note the longest span of each digest whose output a part of a prompt needs."""
+        for first, last, digest in self.missing_outputs(row, count):
+            _, start, end = self.encoded.get(digest, (row, 0, 0))
+            if last - first > end - start:
+                self.encoded[digest] = row, first, last
