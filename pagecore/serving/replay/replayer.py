@@ -169,19 +169,22 @@ class _Replay:
         """Queue requests for one step: no more can be admitted at once, and memory stays bounded.
 
         A bounded queue gets all requests that have arrived, and rejects some. A turn that waits for the end of the one
-        before it is not in the queue, and delays no request that arrives after it: it is kept, with its prompt, from
-        its arrival on.
+        before it is not in the queue, and delays no request that arrives after it: it is kept, with its new tokens,
+        from its arrival on, while not too many are.
         """
-        scheduler = self.scheduler
-        while self.options.max_queued is not None or (
-            scheduler.num_waiting_tokens < scheduler.max_tokens_per_step
-            and scheduler.num_waiting < scheduler.max_running
+        scheduler, turns = self.scheduler, self.turns
+        while (turns is None or not turns.is_full) and (
+            self.options.max_queued is not None
+            or (
+                scheduler.num_waiting_tokens < scheduler.max_tokens_per_step
+                and scheduler.num_waiting < scheduler.max_running
+            )
         ):
             line = self._next_arrived()
             if line is None:
                 return
             self.requests += 1
-            if self.turns is None or not self.turns.take(line):
+            if turns is None or not turns.take(line):
                 self._add(line)
             self._note_turns()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from pagecore.serving.scheduling.step import Step
 
 __all__ = ["ReplayTurns", "TurnReport"]
+
+# Turns that wait for the ends of others, up to which a trace is read further.
+WAITING_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,9 @@ class ReplayTurns:
         self._earlier = found.earlier
         self._continued = set(found.earlier.values())
         self._runs: dict[int, Run] = {}  # by the number of the newest request of the conversation
-        self._coming: dict[Run, deque[TraceRequest]] = {}  # turns that arrived before the end of the one before
+        # Turns that arrived before the end of the one before, with the tokens after those of that one as prompts.
+        self._coming: dict[Run, deque[TraceRequest]] = {}
+        self._num_coming = 0
         self._ended_s: dict[Run, float] = {}
         self._fresh: dict[Run, Sequence | None] = {}  # runs whose turn has computed nothing, and what they held
         self._begun: set[int] = set()
@@ -103,6 +108,11 @@ class ReplayTurns:
         self._held: dict[Run, int] = {}
         self._num_held = self._num_reclaimed = 0
         self._steps = self._idle_runs = self._idle_runs_peak = self._idle_blocks = self._idle_blocks_peak = 0
+
+    @property
+    def is_full(self) -> bool:
+        """True while `WAITING_MAX` turns wait for the ends of others: the trace is not read further, to bound memory."""
+        return self._num_coming >= WAITING_MAX
 
     def is_continued(self, line: TraceRequest) -> bool:
         """Return True if a later request continues this one: its run must be resumable."""
@@ -130,7 +140,10 @@ class ReplayTurns:
             return False
         if self.is_continued(line):
             self._runs[line.number] = run
-        self._coming.setdefault(run, deque()).append(line)
+        lines = self._coming.setdefault(run, deque())
+        known = lines[-1].input_length + lines[-1].output_length if lines else run.last_length
+        lines.append(replace(line, hash_ids=None, token_ids=line.prompt()[known:].copy()))
+        self._num_coming += 1
         self._resume(run)
         return True
 
@@ -214,16 +227,18 @@ class ReplayTurns:
         if run.state is not State.IDLE or not lines:
             return
         line = lines.popleft()
+        self._num_coming -= 1
         self._drop_held(run)
         try:
             # The refusal names the turn, not the first request of its run.
             self._scheduler.check_request(line.number, line.input_length, line.output_length)
-            # Its tokens are the prompts before and the generated answers.
-            self._scheduler.extend(run, line.prompt()[len(run.tokens) :], max_new_tokens=line.output_length)
+            # The tokens before are the prompts before and the generated answers.
+            self._scheduler.extend(run, line.prompt(), max_new_tokens=line.output_length)
         except RequestError as error:
             self.refusals.append((line.line, error))
             self._scheduler.finish(run)
             self.separate += lines
+            self._num_coming -= len(lines)
             self._forget(run)
             self._runs.pop((lines[-1] if lines else line).number, None)
             return

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pagecore.errors import UnsupportedOption
-from pagecore.serving.replay import ReplayOptions, replay
+from pagecore.serving.replay import ReplayOptions, replay, replayer, turns
 from pagecore.serving.replay.trace import TraceError, read_trace
 from pagecore.serving.replay.trace_request import TraceUnits
 from pagecore.serving.replay.trace_turns import find_turns
@@ -273,6 +273,40 @@ def test_turns_that_wait_for_their_run_delay_no_other_request():
     report = replay([*turns, line(5, 8, 3, [700], 70, -1)], options, watchers=[watch])
     assert report.turns.turns == 39
     assert [number for number, running in enumerate(seen) if 40 in running][:3] == [5, 6, 7]
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+@pytest.mark.parametrize("most", [1, 5, 4096])
+def test_turns_that_arrive_at_once_are_read_up_to_a_limit(most, tokens, monkeypatch):
+    """6 conversations of 20 turns, one turn of each after the other: 114 wait for the first ones."""
+    monkeypatch.setattr(turns, "WAITING_MAX", most)
+    lines = [
+        line(0, 8 * (turn + 1) + 2, 2, [*(1000 * chat + i for i in range(turn + 1)), 99], 100 * chat + turn, parent)
+        for turn in range(20)
+        for chat in range(6)
+        for parent in [100 * chat + turn - 1 if turn else -1]
+    ]
+    if tokens:
+        lines = [one | {"token_ids": [one["chat_id"] // 100] * one["input_length"]} for one in lines]
+    made, waiting, held = [], [], []
+
+    class Watched(turns.ReplayTurns):
+        def __init__(self, *given):
+            super().__init__(*given)
+            made.append(self)
+
+    monkeypatch.setattr(replayer, "ReplayTurns", Watched)
+
+    def watch(_scheduler, _metrics):
+        lists = made[0]._coming.values()
+        waiting.append(sum(map(len, lists)))
+        held.append(max((len(one.prompt()) for some in lists for one in some), default=0))
+
+    options = TIMED | {"blocks": 400, "max_running": 8}
+    report = replay(lines, ReplayOptions(**options, turns="ids"), watchers=[watch])
+    assert (report.requests_finished, report.turns.turns) == (120, 114)
+    assert max(waiting) == min(most, 114)
+    assert max(held) == 6, "the tokens after the answer before"
 
 
 def test_the_turns_of_a_rejected_request_are_separate():
