@@ -58,6 +58,17 @@ def test_requests_wait_only_for_prompts_of_their_namespace(namespace):
     assert len(scheduler.schedule().runs) == (1 if namespace else 2)
 
 
+def test_prompts_with_an_equal_block_after_other_ones_do_not_wait():
+    scheduler = Scheduler(FakeCache(50))
+    for number in (1, 2):
+        scheduler.add(Request(number, [number] * 4 + [3], 1))
+    assert len(advance(scheduler)[0]) == 2
+    for number in (1, 2, 1):
+        scheduler.add(Request(number, [number] * 4 + [9] * 8, 2))
+    step = scheduler.schedule()
+    assert [(run.request.id, count) for run, count in zip(step.runs, step.counts, strict=True)] == [(1, 8), (2, 8)]
+
+
 def test_a_request_waits_once_where_the_blocks_cannot_be_reused():
     class Forgetful(FakeCache):
         """A cache that publishes nothing, like one of states without a checkpoint."""

@@ -111,7 +111,7 @@ class ReplayTurns:
 
     @property
     def is_full(self) -> bool:
-        """True while `WAITING_MAX` turns wait for the ends of others: the trace is not read further, to bound memory."""
+        """True while `WAITING_MAX` turns wait for the ends of others: to bound memory, no more are read."""
         return self._num_coming >= WAITING_MAX
 
     def is_continued(self, line: TraceRequest) -> bool:

@@ -10,19 +10,25 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pagecore.serving.scheduling.crossing import prefix_key
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from pagecore.serving.scheduling.request import Run
 
 __all__ = ["SharedPrompts"]
 
-# Namespace, and bytes of the tokens up to the end of a block.
-Key = tuple[Hashable, bytes]
+# Namespace, end of the first new block of a prompt, and bytes of the tokens in that block.
+Key = tuple[Hashable, int, bytes]
 
 
 class SharedPrompts:
     """The first new block of each prompt of a step.
+
+    Prompts are compared only if these blocks are equal: most prompts differ there, and some are long.
 
     Parameters
     ----------
@@ -32,20 +38,15 @@ class SharedPrompts:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._blocks: set[Key] = set()
+        self._blocks: dict[Key, list[NDArray[np.int32]]] = {}
         # Most steps admit one run, which is compared with nothing: keys are made when a second one asks.
         self._unread: list[tuple[Run, int]] = []
-        self._asked: tuple[Run, Key] | None = None
 
     def add(self, run: Run, count: int) -> None:
         """Note that the step computes `count` tokens of a prompt."""
-        computed = run.sequence.num_computed_tokens
-        if self._end(computed) > computed + count:
-            return
-        if self._asked is not None and self._asked[0] is run:
-            self._blocks.add(self._asked[1])
-        else:
-            self._unread.append((run, computed))
+        end = self._end(run.sequence.num_computed_tokens)
+        if end <= run.sequence.num_computed_tokens + count:
+            self._unread.append((run, end))
 
     def should_wait(self, run: Run) -> bool:
         """Return True if the step computes the next block of `run`, which is pinned, and it has not waited for it."""
@@ -56,15 +57,13 @@ class SharedPrompts:
         # A sequence reuses at most the blocks before its last token.
         if cached <= run.shared_at or end >= len(run.tokens) or (most is not None and end > most):
             return False
-        for other, computed in self._unread:
-            self._blocks.add(self._key(other, computed))
+        for other, last in self._unread:
+            self._blocks.setdefault(self._key(other, last), []).append(other.tokens[:last])
         self._unread.clear()
-        key = self._key(run, cached)
-        self._asked = run, key
-        return key in self._blocks
+        return any(np.array_equal(one, run.tokens[:end]) for one in self._blocks.get(self._key(run, end), ()))
 
     def _end(self, computed: int) -> int:
         return (computed // self._block_size + 1) * self._block_size
 
-    def _key(self, run: Run, computed: int) -> Key:
-        return prefix_key(run), run.tokens[: self._end(computed)].tobytes()
+    def _key(self, run: Run, end: int) -> Key:
+        return prefix_key(run), end, run.tokens[end - self._block_size : end].tobytes()
