@@ -49,7 +49,7 @@ class Admission:
         self._rows = rows
         self._limits = limits
         self._budget = budget
-        reserved = sum(run.samples for run in roster.running) + roster.num_arriving
+        reserved = roster.num_reserved_rows + roster.num_arriving
         self._free_rows = limits.max_running - reserved
         self._free_states = limits.state_rows - reserved
         self.stopped_at: Run | None = None

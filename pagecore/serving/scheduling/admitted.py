@@ -36,6 +36,8 @@ class AdmittedRuns(LoadingRuns):
     num_refused, num_displaced : int
         Requests that a full queue refused, and waiting runs that gave their places in it to others.
     reuse : Reuse
+    has_samples : bool
+        True once a request with several samples was added.
     """
 
     def __init__(self, cache: PagedKVCache, swap_space: SwapSpace | None, ratios: Ratios | None, policy: str) -> None:
@@ -46,6 +48,12 @@ class AdmittedRuns(LoadingRuns):
         self.num_preemptions = self.num_swaps = 0
         self.num_refused = self.num_displaced = 0
         self.reuse = Reuse()
+        self.has_samples = False
+
+    @property
+    def num_reserved_rows(self) -> int:
+        """Number of rows of the running runs, samples that are not forked yet included."""
+        return sum(run.samples for run in self.running) if self.has_samples else len(self.running)
 
     @property
     def num_used_rows(self) -> int:
@@ -164,7 +172,7 @@ class AdmittedRuns(LoadingRuns):
         """
         for one in list(self.pinned):
             self.unpin(one)
-        if sum(one.samples for one in self.running) + self.num_arriving + run.samples > max_running:
+        if self.num_reserved_rows + self.num_arriving + run.samples > max_running:
             return False
         victims = deque(one for one in self.victims() if one not in in_flight)
         if self.num_used_rows >= self.cache.max_sequences and victims:

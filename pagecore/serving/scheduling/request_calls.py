@@ -65,6 +65,7 @@ class SchedulerRequests(SchedulerView):
         run.waits_since = roster.num_steps
         self._num_added += 1
         self._has_stops = self._has_stops or bool(run.stops)
+        roster.has_samples = roster.has_samples or samples > 1
         run.displaced = displaced
         if displaced is None:
             roster.add(run)
