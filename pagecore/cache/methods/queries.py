@@ -239,7 +239,7 @@ class QueryMethods(PartsOwner):
             limits = [block_limit(group, parts.block_size, most) for group in parts.token_groups]
         with Held(parts.state.lock):
             listed = as_list(sequences)
-            if any(isinstance(one, Sequence) and one.is_swapped for one in listed):
+            if parts.swap_spaces and any(isinstance(one, Sequence) and one.is_swapped for one in listed):
                 parts.state.give_up_lost()
                 return shortage_with_swapped(parts, listed, counts, limits, counts_outputs)
             missing = shortage(parts.state, listed, counts, limits)

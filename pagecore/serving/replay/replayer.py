@@ -12,7 +12,7 @@ from pagecore.errors import UnsupportedOption
 from pagecore.serving.checks import as_instance, check_callbacks
 from pagecore.serving.metrics import Metrics
 from pagecore.serving.pictures.timeline import Watcher
-from pagecore.serving.replay.attend import AttendCheck, placeholder_id
+from pagecore.serving.replay.attend import AttendCheck
 from pagecore.serving.replay.build import build_cache, build_tiers, count_blocks
 from pagecore.serving.replay.options import ReplayOptions
 from pagecore.serving.replay.report import ReplayReport
@@ -23,6 +23,7 @@ from pagecore.serving.replay.trace_turns import find_turns
 from pagecore.serving.replay.turns import ReplayTurns
 from pagecore.serving.scheduling.request import QueueFull, Request, RequestError, Run
 from pagecore.serving.scheduling.step import Step
+from pagecore.storage.checks import INT32_MAX
 
 __all__ = ["placeholder_ids", "replay"]
 
@@ -311,4 +312,4 @@ class _Replay:
 
 def placeholder_ids(outputs: Sequence[Run]) -> NDArray[np.int32]:
     """Return one token id for each output, in place of ids sampled by a model; see `placeholder_id`."""
-    return np.array([placeholder_id(run.request) for run in outputs], np.int32)
+    return INT32_MAX - np.array([run.request.id for run in outputs], np.int32)
