@@ -393,8 +393,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert scheduler_holders(scheduler) == [row.name for row in pinned + model.victims()]
         assert [name(run) for run in scheduler.loading] == [row.name for row in model.loading]
         for row, load in list(self.loaded.items()):
-            assert (load.releases == 0) == (row in model.waiting), "released at the admission, or at the end"
-            if row not in model.waiting:
+            is_kept = row in model.loading or row in model.loaded
+            assert (load.releases == 0) == is_kept, "released at the admission, or at the end"
+            if not is_kept:
                 del self.loaded[row]
         assert [name(run) for run in scheduler.idle] == [row.name for row in model.idle]
         assert (scheduler.num_idle, scheduler.num_reclaimed) == (len(model.idle), model.reclaimed)
