@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from pagecore.serving.scheduling.crossing import match_options
-from pagecore.serving.scheduling.future import count_future, expected_blocks
+from pagecore.serving.scheduling.future import add_future, count_future, expected_blocks
 from pagecore.serving.scheduling.queue import Queue, look_up
 from pagecore.serving.scheduling.sharing import SharedPrompts
 from pagecore.storage.checks import ceil_div
@@ -268,11 +268,7 @@ class Admission:
         ratio = self._roster.ratio
         if ratio is None:
             return needs
-        last, block_size = self._limits.max_length, self._roster.cache.block_size
-        return [
-            min(need + count_future(run, ratio, block_size), last - run.sequence.num_computed_tokens)
-            for run, need in zip(runs, needs, strict=True)
-        ]
+        return add_future(runs, needs, ratio, self._roster.cache.block_size, self._limits.max_length)
 
     def _admit(self, run: Run) -> None:
         run.came_late = self._queue is not None and self._queue.is_late(run)

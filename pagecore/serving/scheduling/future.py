@@ -17,7 +17,7 @@ from pagecore.storage.checks import as_float, ceil_div
 if TYPE_CHECKING:
     from pagecore.serving.scheduling.request import Run
 
-__all__ = ["Ratios", "count_future", "expected_blocks", "future_ratios", "ratio_after_retraction"]
+__all__ = ["Ratios", "add_future", "count_future", "expected_blocks", "future_ratios", "ratio_after_retraction"]
 
 DECAY_STEPS = 600
 LEAST_SHARE = 0.14
@@ -82,6 +82,24 @@ def count_future(run: Run, ratio: float, block_size: int) -> int:
     prompt = len(run.tokens)
     own_blocks = ceil_div(prompt + tokens, block_size) - prompt // block_size
     return tokens + (run.samples - 1) * own_blocks * block_size
+
+
+def add_future(runs: list[Run], needs: list[int], ratio: float, block_size: int, max_length: int) -> list[int]:
+    """Return the slots that runs need, with those of their future tokens, up to sequences of `max_length` tokens."""
+    found: list[int] = []
+    for run, need in zip(runs, needs, strict=True):
+        held, request = run.held, run.request
+        assert held is not None
+        if run.samples == 1:  # as `count_future`: each decode of a step comes here
+            most = request.max_new_tokens
+            share = 1.0 if request.ignore_eos else ratio
+            future = ceil(share * most) - most + run.last_length - held.num_tokens
+            wanted = need + future if future > 0 else need
+        else:
+            wanted = need + count_future(run, ratio, block_size)
+        left = max_length - held.num_computed_tokens
+        found.append(wanted if wanted < left else left)
+    return found
 
 
 def expected_blocks(run: Run, block_size: int, ratio: float | None) -> int:
