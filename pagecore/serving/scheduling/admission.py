@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pagecore.serving.scheduling.crossing import match_options
 from pagecore.serving.scheduling.future import add_future, count_future, expected_blocks
-from pagecore.serving.scheduling.queue import Queue, look_up
+from pagecore.serving.scheduling.queue import Queue
 from pagecore.serving.scheduling.sharing import SharedPrompts
 from pagecore.storage.checks import ceil_div
 
@@ -168,10 +168,6 @@ class Admission:
             if self._roster.parked or self._roster.continuing:
                 self._roster.make_rows(self._limits.max_running - free_rows + run.samples, (*stage, run))
             self._pin(run)
-            if self._limits.holds_prompts and run.num_tokens_left > 1:  # blocks were evicted since the lookup
-                self._unpin([run])
-                self._is_closed = True
-                break
             if self._shared is not None and run in self._roster.pinned and self._shared.should_wait(run):
                 delayed[run] = len(stage)
                 self._roster.delay(run)
@@ -195,10 +191,11 @@ class Admission:
 
     def _is_held_back(self, run: Run) -> bool:
         """Return True if a run would compute more than one token of its prompt; it is not pinned for that."""
-        if run.held is not None and run not in self._roster.pinned:
-            return run.num_tokens_left > 1
-        look_up(run, self._roster)
-        return len(run.tokens) - run.match_length > 1
+        roster, held = self._roster, run.held
+        computed = 0 if held is None else held.num_computed_tokens
+        if held is None or (run in roster.pinned and run.pinned_news != roster.news):
+            computed = max(computed, roster.cache.match_length(run.tokens, **match_options(run.request)))
+        return len(run.tokens) - computed > 1
 
     def _stop(self, stage: list[Run], fitting: int, delayed: dict[Run, int]) -> None:
         """End the admission at the first run of a stage that does not fit; runs after it have not waited."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pagecore.serving.scheduling.request import Run
     from pagecore.serving.scheduling.roster import Roster
 
-__all__ = ["MATCHED_MAX", "Queue", "look_up"]
+__all__ = ["MATCHED_MAX", "Queue"]
 
 # "lpm" looks up the prefixes of the oldest runs of the queue, up to this number; SGLang has the same limit.
 MATCHED_MAX = 128
@@ -90,15 +90,10 @@ class Queue:
         """
         runs = list(islice(self._ready(self._waiting), MATCHED_MAX))
         for run in runs:
-            look_up(run, roster)
+            if run.matched_at != roster.num_prompt_steps:
+                held = run.held if run in roster.continuing else None
+                found = roster.cache.match_length(run.tokens, **match_options(run.request)) if held is None else 0
+                run.match_length = found if held is None else held.num_computed_tokens
+                run.matched_at = roster.num_prompt_steps
         runs.sort(key=lambda run: (0, 0, 0) if self.is_late(run) else (1, not run.goes_first, -run.match_length))
         return runs
-
-
-def look_up(run: Run, roster: Roster) -> None:
-    """Set `Run.match_length` of a run of the queue; unchanged if no prompts were computed since it was set."""
-    if run.matched_at != roster.num_prompt_steps:
-        held = run.held if run in roster.continuing else None
-        found = roster.cache.match_length(run.tokens, **match_options(run.request)) if held is None else 0
-        run.match_length = found if held is None else held.num_computed_tokens
-        run.matched_at = roster.num_prompt_steps

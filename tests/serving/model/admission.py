@@ -25,9 +25,6 @@ class ModelAdmission:
                 break
             self.make_rows(row)
             self.pin(row)
-            if self.holds and row.left > 1:
-                self.unpin(row)
-                break
             if self.should_wait(row, rows, counts):
                 self.delays.append((row, row.shared_at))
                 row.shared_at = row.sequence.num_computed_tokens
@@ -59,8 +56,7 @@ class ModelAdmission:
         """Return the tokens that a row of the queue would compute."""
         if row.sequence is not None and row is not self.pinned:
             return row.left
-        self.look_up(row)
-        return len(row.tokens) - row.matched
+        return len(row.tokens) - self.match(row)
 
     def free_rows(self):
         return self.max_running - sum(row.samples for row in self.running) - self.arriving

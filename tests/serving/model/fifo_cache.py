@@ -21,6 +21,12 @@ class FifoCache(FakeCache):
         super()._publish(sequence)
         self.used = {key: time for key, time in self.used.items() if key in self.tree}
 
+    def _take(self):
+        """Take a block; a key that was evicted for it is new when it is published again."""
+        block = super()._take()
+        self.used = {key: time for key, time in self.used.items() if key in self.tree}
+        return block
+
     def is_shared(self, sequence):
         """Return True if another sequence holds a block of a sequence, or pins one that the tree has."""
         others = [one for one in self.sequences.values() if one is not sequence and not one.is_swapped]

@@ -31,19 +31,15 @@ class ModelQueue:
             return late + sorted(fresh, key=lambda row: (-row.request.priority, row.arrival, row.sample))
         if self.policy == "lpm":
             for row in self.ready:
-                self.look_up(row)
+                if row.matched_at != self.prompt_steps:
+                    has_own = row in self.continuing and row.sequence is not None
+                    row.matched = row.sequence.num_computed_tokens if has_own else self.match(row)
+                    row.matched_at = self.prompt_steps
             return late + sorted(fresh, key=lambda row: (not row.goes_first, -row.matched))
         return self.ready
 
     def is_late(self, row):
         return self.steps - row.since >= self.max_wait
-
-    def look_up(self, row):
-        """Set the length of the cached prefix of a row, unless no prompts were computed since."""
-        if row.matched_at != self.prompt_steps:
-            has_own = row in self.continuing and row.sequence is not None
-            row.matched = row.sequence.num_computed_tokens if has_own else self.match(row)
-            row.matched_at = self.prompt_steps
 
     def match(self, row):
         return self.cache.match_length(row.tokens, max_tokens=row.request.max_reused_tokens, spans=row.request.spans)
