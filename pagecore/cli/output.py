@@ -35,10 +35,7 @@ def recorder(path: Path | None) -> Timeline | None:
     """Return a timeline that records a run for the picture at `path`; None without a path."""
     if path is None:
         return None
-    require("--plot", "matplotlib")
-    if path.suffix.lower() not in ("", ".png"):
-        raise UnwritableFileError(f"--plot {path}: the picture is a PNG file; use a name that ends in .png")
-    check_writable("--plot", path)
+    check_picture("--plot", path)
     from pagecore.serving.pictures.timeline import Timeline
 
     return Timeline()
@@ -50,10 +47,8 @@ def save_plot(timeline: Timeline | None, path: Path, title: str) -> None:
         return
     from pagecore.serving.pictures.plot import save
 
-    try:
+    with writing("--plot", path):
         save(timeline, path, title)
-    except OSError as error:
-        raise UnwritableFileError(f"--plot {path} cannot be written: {error.strerror or error}") from error
 
 
 @contextmanager
@@ -110,6 +105,23 @@ def print_columns(title: str, headings: list[str], lines: list[list[str]]) -> No
     Console().print(table)
 
 
+def check_picture(option: str, path: Path) -> None:
+    """Raise MissingExtraError or UnwritableFileError if a picture cannot be drawn or its file not be written."""
+    require(option, "matplotlib")
+    if path.suffix.lower() not in ("", ".png"):
+        raise UnwritableFileError(f"{option} {path}: the picture is a PNG file; use a name that ends in .png")
+    check_writable(option, path)
+
+
+@contextmanager
+def writing(option: str, path: Path) -> Iterator[None]:
+    """Raise UnwritableFileError for an OSError of the block, which writes a file."""
+    try:
+        yield
+    except OSError as error:
+        raise UnwritableFileError(f"{option} {path} cannot be written: {error.strerror or error}") from error
+
+
 def check_writable(option: str, path: Path) -> None:
     """Raise UnwritableFileError if a file cannot be written; called before minutes of work."""
     folder = path.parent
@@ -134,12 +146,10 @@ def check_writable(option: str, path: Path) -> None:
 def write_json(path: Path, report: ReplayReport | ModelPlan | WhatIf) -> None:
     """Write a report as JSON."""
     text = json.dumps(report.as_json(), indent=2) + "\n"
-    try:
+    with writing("--json", path):
         is_fifo = os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode)
         with os.fdopen(_open_fifo("--json", path), "w") if is_fifo else path.open("w") as file:
             file.write(text)
-    except OSError as error:
-        raise UnwritableFileError(f"--json {path} cannot be written: {error.strerror or error}") from error
 
 
 def _open_fifo(option: str, path: Path) -> int:

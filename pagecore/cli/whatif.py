@@ -5,8 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pagecore.cli.outcomes import UnwritableFileError
-from pagecore.cli.output import check_writable, print_columns, print_table, require, write_json
+from pagecore.cli.output import (
+    check_picture,
+    check_writable,
+    print_columns,
+    print_table,
+    require,
+    write_json,
+    writing,
+)
 from pagecore.errors import UnsupportedOption
 
 if TYPE_CHECKING:
@@ -23,11 +30,9 @@ def show_whatif(arguments: argparse.Namespace) -> int:
     from pagecore.serving.whatif.tables import curve_columns, summary_rows, tier_columns
 
     options = _options(arguments)
-    for kind in ("html", "png", "json"):
+    for kind, check in (("html", check_writable), ("png", check_picture), ("json", check_writable)):
         if getattr(arguments, kind) is not None:
-            check_writable(f"--{kind}", getattr(arguments, kind))
-    if arguments.png is not None:
-        require("--png", "matplotlib")
+            check(f"--{kind}", getattr(arguments, kind))
     result = what_if(arguments.trace, options)
     print_table(f"pagecore whatif {arguments.trace}", summary_rows(result))
     for i in range(len(result.curves)):
@@ -36,15 +41,14 @@ def show_whatif(arguments: argparse.Namespace) -> int:
         print_columns("tiers", *tier_columns(result))
     if arguments.json is not None:
         write_json(arguments.json, result)
-    try:
-        if arguments.html is not None:
+    if arguments.html is not None:
+        with writing("--html", arguments.html):
             save_page(result, arguments.html)
-        if arguments.png is not None:
-            from pagecore.serving.whatif.picture import save_picture
+    if arguments.png is not None:
+        from pagecore.serving.whatif.picture import save_picture
 
+        with writing("--png", arguments.png):
             save_picture(result, arguments.png)
-    except OSError as error:
-        raise UnwritableFileError(f"{error.filename} cannot be written: {error.strerror or error}") from error
     return 0
 
 

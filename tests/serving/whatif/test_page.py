@@ -150,6 +150,7 @@ def test_the_command_prints_tables_and_writes_all_files(tmp_path, capsys):
         (["--prefill-rate", "inf"], "prefill_rate is inf; expected a finite number of tokens a second"),
         (["--requests", "0"], "requests is 0"),
         (["--html", "missing/out.html"], "folder missing does not exist"),
+        (["--png", "out.svg"], "--png out.svg: the picture is a PNG file; use a name that ends in .png"),
     ],
 )
 def test_the_command_refuses_wrong_options(tmp_path, capsys, options, message):
@@ -157,6 +158,16 @@ def test_the_command_refuses_wrong_options(tmp_path, capsys, options, message):
     path = mooncake(tmp_path / "trace.jsonl", 3)
     assert main(["whatif", str(path), *options]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["html", "png", "json"])
+def test_a_file_that_cannot_be_written_is_named(tmp_path, capsys, kind):
+    require("rich")
+    if kind == "png":
+        require("matplotlib")
+    path = mooncake(tmp_path / "trace.jsonl", 3)
+    assert main(["whatif", str(path), "--points", "2", f"--{kind}=/dev/full"]) == 2
+    assert f"--{kind} /dev/full cannot be written: No space left on device" in capsys.readouterr().err
 
 
 def test_samples_have_no_timeline(tmp_path, capsys):
