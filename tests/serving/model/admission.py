@@ -54,9 +54,9 @@ class ModelAdmission:
 
     def left_to(self, row):
         """Return the tokens that a row of the queue would compute."""
-        if row.sequence is not None and row is not self.pinned:
+        if row.sequence is not None and (row is not self.pinned or row.pinned_at == self.news):
             return row.left
-        return len(row.tokens) - self.match(row)
+        return min(row.left, len(row.tokens) - self.match(row))
 
     def free_rows(self):
         return self.max_running - sum(row.samples for row in self.running) - self.arriving
@@ -70,12 +70,15 @@ class ModelAdmission:
 
     def pin(self, row):
         if row.sequence is not None:
-            if row is not self.pinned or self.match(row) <= row.sequence.num_cached_tokens:
+            if row is not self.pinned or row.pinned_at == self.news:
+                return
+            if self.match(row) <= row.sequence.num_cached_tokens:
+                row.pinned_at = self.news
                 return
             self.unpin(row)
         options = {"max_tokens": row.request.max_reused_tokens, "spans": row.request.spans}
         row.sequence = self.cache.add_sequence(row.tokens, id=row, **options)
-        self.pinned = row
+        self.pinned, row.pinned_at = row, self.news
 
     def unpin(self, row):
         if row is not None and row is self.pinned:

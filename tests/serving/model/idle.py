@@ -61,6 +61,7 @@ class ModelIdle:
         else:
             row.sequence = held
         self.reclaimed += 1
+        self.news += 1
 
     def make_swap_room(self, sequence):
         size = self.cache.block_size

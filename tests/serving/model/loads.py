@@ -54,6 +54,7 @@ class ModelLoads:
     def arrive(self, row):
         load = self.loading.pop(row)
         self.loaded.append(row)
+        self.news += 1
         is_other = load.namespace != row.request.namespace or (load.spans or ()) != (row.request.spans or ())
         held, length = self.cache.sequences.get(row), len(row.tokens)
         row.matched_at = -1

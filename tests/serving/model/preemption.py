@@ -93,6 +93,7 @@ class ModelPreemption:
         row.is_prompt, row.state, row.since = True, "waiting", self.steps
         row.preemptions, row.matched_at, row.goes_first = row.preemptions + 1, -1, True
         self.preemptions += 1
+        self.news += 1
         self.running.remove(row)
         self.waiting.insert(0, row)
         if self.ratio is not None:

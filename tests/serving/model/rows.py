@@ -12,7 +12,7 @@ class Row:
         self.is_prompt, self.state = True, "waiting"
         self.preemptions, self.since, self.shared_at = 0, 0, -1
         self.goes_first, self.kept, self.arrival = False, None, 0 if parent is None else parent.arrival
-        self.matched = self.matched_at = -1
+        self.matched = self.matched_at = self.pinned_at = -1
         self.is_new = parent is None
         self.came_late = parent is not None and parent.came_late
 

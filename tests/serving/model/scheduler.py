@@ -40,6 +40,8 @@ class SchedulerModel(
         self.reclaimed = self.added = 0
         self.loading, self.loaded = {}, []
         self.must_accept = self.holds = False
+        # Changes after which a longer prefix of the next row is looked for; decodes count under "lpm" alone.
+        self.news = 0
         self.held = []
         self.steps = self.preemptions = self.swaps = self.prompt_steps = 0
         self.batch = cache.make_batch(self.max_running, self.budget)

@@ -38,6 +38,7 @@ class ModelStepEnds:
                 row.samples, row.forked = 1, 1
                 row.siblings = []
         self.prompt_steps += step.num_decodes < len(step.rows)
+        self.news += step.num_decodes < len(step.rows) or self.policy == "lpm"
         step.is_committed, step.gained = True, accepted or []
 
     def accept(self, step, ids, flags):
@@ -71,6 +72,7 @@ class ModelStepEnds:
         for row in step.rows:
             if row in self.idle:
                 self.learn(row)
+        self.news += bool(finished)
         self.open.remove(step)
         if self.must_accept:
             self.return_to_prompts(self.running)

@@ -50,6 +50,7 @@ class ModelTurns:
     def cancel(self, row):
         if row.state in ("finished", "cancelled"):
             return False
+        self.news += 1
         if row.sequence is not None:
             row.tokens = list(row.sequence.ids)
             self.cache.remove(row.sequence)
