@@ -96,6 +96,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral4": ("Mistral4", _LATENT | _EXPERTS),
     "axk1": ("AXK1", _LATENT | _EXPERTS),
     "longcat_flash": ("LongcatFlash", _LONGCAT),
+    # Every layer has the window of the config as an attribute; those without a window pass None to their attention.
+    "exaone4": ("Exaone4", _GROUPED | _SLIDING_FIRST),
 }
 CONFIGS = {"Gemma3": "Gemma3TextConfig", "Llama4": "Llama4TextConfig"}
 
