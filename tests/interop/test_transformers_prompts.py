@@ -8,7 +8,17 @@ import gc
 import pytest
 
 from pagecore.errors import ShapeError
-from tests.interop.families import EOS, PAD, dynamic_cache, left_padded, make_cache, make_model, prompts, torch
+from tests.interop.families import (
+    EOS,
+    PAD,
+    dynamic_cache,
+    left_padded,
+    make_cache,
+    make_model,
+    prompts,
+    torch,
+    transformers,
+)
 from tests.interop.generations import WINDOWED, computed, expect, run
 from tests.passing import passing
 
@@ -92,6 +102,20 @@ def test_the_mask_that_generate_infers_from_padding_tokens_is_used():
     with computed(model) as columns:
         assert model.generate(inputs=text, **passing(cache), **options).tolist() == expected
     assert columns[0] == 4
+
+
+@pytest.mark.parametrize("options", [{"pad_token_id": 5}, {"num_beams": 3}, {"prompt_lookup_num_tokens": 3}], ids=str)
+def test_a_generation_config_may_be_the_second_argument(options):
+    """It decides which columns are padding, how many rows there are, and whether the first pass gets the prompt."""
+    model, ids = make_model("llama"), torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6]])
+    config = transformers.GenerationConfig(**{"do_sample": False, "pad_token_id": PAD} | LONGER | options)
+    cache = make_cache(model)
+    text = model.generate(
+        ids, transformers.GenerationConfig(do_sample=False, pad_token_id=PAD, **SHORT), **passing(cache)
+    )
+    longer = torch.cat([text, ids], dim=1)
+    got = model.generate(longer, config, **passing(cache)).tolist()
+    assert got == model.generate(longer, config, **passing(dynamic_cache(model))).tolist()
 
 
 @WINDOWED

@@ -108,6 +108,7 @@ class GenerateWrapper:
         given = cache_in(options)
         generation = self._generations[id(given)]() if id(given) in self._generations else None
         if generation is not None:
+            arguments, options = self._by_name(arguments, options)
             options = generation.enter_generate(model, arguments, options)
             named = inspect.signature(type(model).forward).parameters
             name = "cache_params" if "cache_params" in named else CACHE
@@ -119,6 +120,16 @@ class GenerateWrapper:
         finally:
             if generation is not None:
                 generation.is_generating = generation.gets_whole_prompt = False
+
+    def _by_name(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call with all but the first by name, such as a positional `generation_config`."""
+        taken = [
+            name for name, each in self.__signature__.parameters.items() if each.kind == each.POSITIONAL_OR_KEYWORD
+        ]
+        later = dict(zip(taken[1:], arguments[1:], strict=False))
+        if len(arguments) > len(taken) or later.keys() & options.keys():
+            return arguments, options  # generate raises for these
+        return arguments[:1], later | options
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         model = self._model()
