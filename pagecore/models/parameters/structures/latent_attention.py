@@ -104,6 +104,7 @@ LATENT_ATTENTION: Mapping[str, Traits] = {
     "deepseek_v3": _DEEPSEEK,
     "deepseek_v32": _DEEPSEEK,
     "deepseek_v4": Traits(
+        mlp_bias="mlp_bias",
         experts=Experts("n_routed_experts", shared="n_shared_experts"),
         add_attention=add_compressed_attention,
         add_to_layer=_streams_of_deepseek,
