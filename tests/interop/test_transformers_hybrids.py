@@ -250,6 +250,7 @@ def test_specs_of_the_attention_layers():
 REFUSED = {
     "minimax": ("MiniMax", {}, "the minimax has recurrent layers with states that its own cache class holds"),
     "recurrent_gemma": ("RecurrentGemma", {}, "the recurrent_gemma has recurrent layers with states that its modules"),
+    "xlstm": ("xLSTM", {"num_heads": 4}, "the xlstm has recurrent layers with states that its own cache class holds"),
 }
 
 

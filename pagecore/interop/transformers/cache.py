@@ -79,7 +79,7 @@ class PagedCache(ColumnCounts, Cache):  # type: ignore[misc]
     ------
     UnsupportedOption
         The model has another attention implementation, an encoder, layers that store neither keys and values nor one
-        state, states outside of its cache (MiniMax, RecurrentGemma), or a config that does not
+        state, states outside of its cache (MiniMax, RecurrentGemma, xLSTM), or a config that does not
         describe its layers (pass `layers`); or `prefix_cache` is True for a model whose keys depend on the length of
         the text.
     PagecoreError

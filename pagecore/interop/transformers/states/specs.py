@@ -22,6 +22,7 @@ from pagecore.storage import Plane, StateSpec
 _OUTSIDE = {
     "minimax": "states that its own cache class holds",
     "recurrent_gemma": "states that its modules hold",
+    "xlstm": "states that its own cache class holds",
 }
 # Names of the planes of a state: the window of the convolution, and the recurrent state.
 PLANES = ("conv", "temporal")
@@ -59,8 +60,8 @@ def layer_kinds(config: Any) -> LayerKinds | None:
     Raises
     ------
     UnsupportedOption
-        The states are outside of transformers' caches (MiniMax, RecurrentGemma) or do not begin with zeros (ZAYA with
-        biases), a layer has several of them, or one that attends selects its keys with an indexer.
+        The states are outside of transformers' caches (MiniMax, RecurrentGemma, xLSTM) or do not begin with zeros (ZAYA
+        with biases), a layer has several of them, or one that attends selects its keys with an indexer.
     """
     if config.model_type in _OUTSIDE:
         raise UnsupportedOption(
