@@ -16,6 +16,7 @@ from pagecore.interop.jax import _xla
 
 INT32 = np.iinfo(np.int32)
 FLOATS = ("float32", "float16", "bfloat16")
+_WORDS = (np.uint64, np.int64)  # of a tree
 
 
 def floats(array: Any, name: str, axes: str, first_full: int) -> jax.Array:
@@ -126,12 +127,13 @@ def flat_mask(array: Any) -> jax.Array:
 def tree_words(array: Any, num_tokens: int) -> jax.Array:
     """Return the bits of a tree as int32 ``[num_tokens, 2 * words]``, low halves of 64-bit words first."""
     if not isinstance(array, jax.Array):
-        given = np.asarray(array, np.uint64) if isinstance(array, list | tuple) else np.asarray(array)
-        if given.dtype in (np.uint64, np.int64):
-            given = np.ascontiguousarray(given).reshape(given.shape[0], -1).view(np.int32)
+        given = _host_words(array)
+        if given.dtype in _WORDS:
+            given = np.ascontiguousarray(_by_token(given)).view(np.int32)
         array = _as_jax(given, "tree_mask")
-    if array.dtype in (np.uint64, np.int64):
-        array = jax.lax.bitcast_convert_type(array, np.int32).reshape(array.shape[0], -1)
+    if array.dtype in _WORDS:
+        words = _by_token(array)
+        array = jax.lax.bitcast_convert_type(words, np.int32).reshape(words.shape[0], 2 * words.shape[1])
     if array.dtype not in (np.uint32, np.int32):
         raise UnsupportedDtype(f"tree_mask is {array.dtype}; it must hold words of 64 bits, or their halves as uint32")
     check_rank(array, "tree_mask", 2, "[num_tokens, 2 * words]")
@@ -139,6 +141,25 @@ def tree_words(array: Any, num_tokens: int) -> jax.Array:
     if array.shape[1] == 0 or array.shape[1] % 2:
         raise ShapeError(f"tree_mask has shape {array.shape}; give an even number of halves of words for each token")
     return jax.lax.bitcast_convert_type(array, np.int32)
+
+
+def _host_words(array: Any) -> Any:
+    """Return an array of NumPy; raise ShapeError for what is none."""
+    try:
+        given = np.asarray(array)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise ShapeError(f"tree_mask is not an array of integers: {shown(error)}") from None
+    is_empty_list = isinstance(array, list | tuple) and given.size == 0
+    return given.astype(np.uint64) if is_empty_list else given
+
+
+def _by_token(words: Any) -> Any:
+    """Return words of 64 bits as ``[num_tokens, words]``."""
+    if words.ndim not in (1, 2):
+        raise ShapeError(f"tree_mask has shape {words.shape}; it must be [num_tokens] or [num_tokens, words]")
+    return words[:, None] if words.ndim == 1 else words
 
 
 def number(value: Any, name: str) -> float:

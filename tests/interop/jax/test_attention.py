@@ -192,12 +192,22 @@ def test_trees(jax, interop, words):
     assert np.asarray(eager).tobytes() == case.run().tobytes()
 
 
+@pytest.mark.parametrize("tree", [np.zeros(0, np.uint64), np.zeros((0, 2), np.int64), np.zeros((0, 2), np.uint32), []])
+def test_a_tree_without_tokens(jax, interop, tree):
+    cache, zeros = jax.numpy.zeros((3, 4, 1, 8)), jax.numpy.zeros(2, np.int32)
+    arrays = (jax.numpy.zeros((0, 2, 8)), cache, cache, jax.numpy.ones((1, 1), np.int32), zeros[:1])
+    assert interop.paged_attention(*arrays, cu_query_lens=zeros, tree_mask=tree).shape == (0, 2, 8)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"tree_mask": np.ones((25, 3), np.uint32)}, "an even number of halves"),
         ({"tree_mask": np.ones((24, 2), np.uint32)}, "tree_mask has shape"),
         ({"tree_mask": np.ones((25, 2), np.float32)}, "tree_mask is float32"),
+        ({"tree_mask": np.ones((25, 1, 1), np.uint64)}, r"it must be \[num_tokens\] or \[num_tokens, words\]"),
+        ({"tree_mask": np.uint64(1)}, r"it must be \[num_tokens\] or \[num_tokens, words\]"),
+        ({"tree_mask": [[1], [1, 2]]}, "tree_mask is not an array of integers"),
         ({"tree_mask": np.ones(25, np.uint64), "mask": np.ones(9, bool)}, "both given"),
         ({"positions": np.ones(25, np.int32)}, "pass tree_mask too"),
     ],
