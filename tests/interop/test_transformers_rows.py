@@ -106,6 +106,21 @@ def test_columns_of_the_last_pass_can_be_cropped(family):
             cache.kv.check_invariants()
 
 
+def test_columns_of_the_last_pass_can_be_cropped_one_after_another():
+    """A window keeps the keys of all of them until the next pass begins."""
+    model, ids = make_model("mistral"), prompts(2, 25)
+    cache = make_cache(model, block_size=1)
+    with torch.no_grad():
+        model(ids[:, :20], **passing(cache))
+        model(ids[:, 20:], **passing(cache))
+        for kept in (24, 22, 20):
+            cache.crop(kept)
+            assert cache.get_seq_length() == kept
+        got = model(ids[:, 20:], **passing(cache)).logits
+        torch.testing.assert_close(got, model(ids).logits[:, 20:], rtol=1e-4, atol=1e-4)
+    cache.kv.check_invariants()
+
+
 def test_a_first_pass_of_equal_rows_can_be_cropped():
     model, ids = make_model("llama"), prompts(1, 10).repeat(3, 1)
     cache = make_cache(model)

@@ -65,6 +65,7 @@ class Forward:
         self.mask_limits: set[int | None] = set()
         self.is_done = False
         self.is_over = False
+        self._kept: int | None = None  # columns that `crop` has left; None if it was not called
         # Rows of the pass that are stored, and for each row the index of its equal among them; None if all rows are.
         self._unique_rows: NDArray[np.intp] | None = None
         self._unique_of_row: NDArray[np.intp] | None = None
@@ -129,6 +130,11 @@ class Forward:
     def num_columns(self) -> int:
         """Number of new columns."""
         return int(self._is_token.shape[1])
+
+    @property
+    def num_kept_columns(self) -> int:
+        """Number of new columns that have not been cropped."""
+        return self.num_columns if self._kept is None else self._kept
 
     def check_running(self) -> None:
         """Raise UnsupportedOption unless the pass runs."""
@@ -299,21 +305,25 @@ class Forward:
         self._rows.states.stop()
         self.is_done = True
 
-    def commit(self, num_columns: int | None = None) -> None:
-        """Count the first `num_columns` columns (all by default) as computed; abandon a pass that is not done."""
+    def crop(self, count: int) -> None:
+        """Leave out the last `count` columns of a pass that is done; the others stay until `commit` counts them."""
+        self._kept = self.num_kept_columns - count
+
+    def commit(self) -> None:
+        """Count the columns that have not been cropped as computed; abandon a pass that is not done."""
         if self.is_over:
             return
         if not self.is_done:
             self.abandon()
             return
         self.is_done, self.is_over = False, True
-        rows, kept = self._rows, self._is_token[:, :num_columns]
+        rows, kept = self._rows, self._is_token[:, : self._kept]
         counted = kept if self._unique_rows is None else kept[self._unique_rows]
-        is_cut = num_columns is not None
+        is_cut = self._kept is not None
         rows.cache.commit(self.batch, counted.sum(axis=1) if is_cut else None)
         if is_cut:
             rows.forget_past([sequence.num_computed_tokens for sequence in rows.sequences])
-        given = None if self._given_ids is None else self._given_ids[:, :num_columns]
+        given = None if self._given_ids is None else self._given_ids[:, : self._kept]
         rows.extend(counted, given if given is None or self._unique_rows is None else given[self._unique_rows])
         if self._unique_of_row is not None:
             rows.select_stored(self._unique_of_row.tolist())

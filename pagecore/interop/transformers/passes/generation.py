@@ -67,8 +67,8 @@ class Generation:
 
     @property
     def num_pending_columns(self) -> int:
-        """Columns of the last forward pass that are computed and not counted yet."""
-        return self._forward.num_columns if self._forward is not None and self._forward.is_done else 0
+        """Columns of the last forward pass that are computed, not cropped, and not counted yet."""
+        return self._forward.num_kept_columns if self._forward is not None and self._forward.is_done else 0
 
     def begin(self, ids: Ids, is_token: Mask, namespace: Hashable) -> int:
         """Start a new generation with these prompts; return the number of columns that are computed already."""
@@ -94,9 +94,8 @@ class Generation:
 
     def crop(self, count: int) -> None:
         """Remove the last `count` columns."""
-        pending = self.num_pending_columns
-        if self._forward is not None and 0 < count <= pending and not self.rows.states:
-            self._forward.commit(pending - count)
+        if self._forward is not None and 0 < count <= self.num_pending_columns and not self.rows.states:
+            self._forward.crop(count)
             return
         self._count_pass()
         self.rows.crop(count)
