@@ -172,6 +172,32 @@ def test_blocks_that_one_of_the_listed_has_in_part_are_not_published():
     cache.check_invariants()
 
 
+@pytest.mark.parametrize("layers", [SPEC, WINDOWED, [SPEC, WINDOWED]], ids=["full", "window", "both"])
+def test_forks_publish_what_all_of_them_hold_whatever_comes_back_with_them(layers):
+    """Two families of different lengths, of which one shares less than its longest member has, and a short sequence."""
+    cache = make(layers, num_blocks=40, max_sequences=8)
+    space, other = SwapSpace(cache, num_blocks=40), SwapSpace(cache, num_blocks=9)
+    first = cache.add_sequence(range(10))
+    second = cache.add_sequence(range(100, 104))
+    fill(cache, [first, second], [8, 4])
+    families = [[first, cache.fork(first)], [second, cache.fork(second), cache.fork(second)]]
+    cache.append_tokens([second], [list(range(104, 112))])
+    fill(cache, [second], 8)
+    short, elsewhere = cache.add_sequence([5]), cache.add_sequence([6])
+    listed = [short, *families[1], *families[0]]
+    cache.swap_out(listed, space)
+    cache.swap_out([elsewhere], other)
+    cache.clear_prefix_cache()
+    cache.swap_in([*listed, elsewhere])
+    cache.check_invariants()
+    assert cache.match_length(range(20)) == 8
+    assert cache.match_length(range(100, 120)) == 12
+    for sequence in listed:
+        cache.remove(sequence)
+        cache.check_invariants()
+    assert cache.match_length(range(20)) == 8
+
+
 def test_a_fork_is_swapped_out_alone_and_its_siblings_keep_their_blocks():
     cache = make()
     space = SwapSpace(cache, num_blocks=9)

@@ -118,10 +118,9 @@ cdef int number_namespaces(PrefixCache prefix, list sequences) except -1
 
 # Offer the full, computed and known blocks of sequences to the tree, and extend their receipts over them; cannot fail.
 # Blocks that other rows share are published among the first `shared` of a sequence only, which all of these rows
-# publish. `publish_together` is for rows that share blocks with each other alone.
+# publish.
 # Call `number_namespaces` before.
 cdef void publish(PrefixCache prefix, list sequences) noexcept
-cdef void publish_together(PrefixCache prefix, list sequences) noexcept
 cdef void publish_one(PrefixCache prefix, Sequence sequence, int32_t shared) noexcept
 # Returns how many of the first `whole` blocks of a sequence can be in the tree.
 cdef int32_t num_publishable(PrefixCache prefix, Sequence sequence, int32_t whole, int32_t shared) noexcept

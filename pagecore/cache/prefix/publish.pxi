@@ -23,17 +23,7 @@ cdef void publish(PrefixCache prefix, list sequences) noexcept:
         publish_one(prefix, sequence, 0)
 
 
-cdef void publish_together(PrefixCache prefix, list sequences) noexcept:
-    cdef Sequence sequence
-    cdef int32_t shared = INT32_MAX
-    for sequence in sequences:
-        shared = min(shared, num_complete(prefix, sequence))
-    for sequence in sequences:
-        publish_one(prefix, sequence, shared)
-
-
 cdef int32_t num_complete(PrefixCache prefix, Sequence sequence) noexcept:
-    """Return the blocks of a sequence that the tree may have, if it is the only one that holds them."""
     cdef int32_t whole = num_whole(sequence, prefix.block_size)
     if prefix.publishes_sealed:
         whole = min(whole, sequence.sealed // prefix.block_size)

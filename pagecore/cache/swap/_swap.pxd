@@ -1,5 +1,6 @@
 from libc.stdint cimport int32_t
 
+from pagecore.cache.prefix._prefix cimport PrefixCache
 from pagecore.cache.state._state cimport CacheState, StoredBlocks
 from pagecore.native.std cimport vector
 
@@ -15,10 +16,16 @@ cdef class Transfer:
     cdef list arriving                          # StoredBlocks of each sequence: the new blocks in the order of its row
     cdef list pairs                             # (source, target) of each group, int32 [n, 2]
     cdef vector[int32_t*] pair_data
+    cdef vector[vector[int32_t]] least          # blocks that every holder of each of `distinct` publishes
 
     cdef int plan(self) except -1
     cdef bint take(self) noexcept
     cdef int copy(self, planes) except -1
+    # Publishes the blocks of sequences that have moved to the cache; those that several of them hold, too.
+    cdef void publish(self, PrefixCache prefix) noexcept
+    cdef void count_published(self, PrefixCache prefix) noexcept
+    # Leading blocks of a sequence that all of their holders publish.
+    cdef int32_t num_shared(self, PrefixCache prefix, size_t index, int32_t most) noexcept
     cdef size_t index_of(self, size_t group, int32_t block) noexcept
 
 

@@ -6,7 +6,7 @@ by calls that cannot fail; see `CacheState`.
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
 
-from pagecore.cache.prefix._prefix cimport free_blocks, free_slots, number_namespaces, publish, publish_together
+from pagecore.cache.prefix._prefix cimport free_blocks, free_slots, number_namespaces, publish
 from pagecore.cache.sequences._sequences cimport Sequence, require_each
 from pagecore.cache.state._state cimport CacheState, Held, StoredBlocks
 from pagecore.index._integers cimport const_int32
@@ -107,8 +107,7 @@ def swap_in(CacheState state not None, sequences, refuse, moves):
     arrival.add_rows()
     # The rows are there: from here on nothing fails.
     arrival.settle()
-    if state.prefix is not None:
-        publish_together(state.prefix, arrival.coming)
+    arrival.publish()
     return None
 
 
@@ -267,6 +266,12 @@ cdef class SwapIn:
         if state.prefix is not None and state.cross is not None:
             for i in range(self.rows.size()):
                 keep_private(<Sequence>self.coming[i])
+
+    cdef void publish(self) noexcept:
+        """Offer the blocks of the sequences to the prefix cache."""
+        if self.state.prefix is not None:
+            for each in self.transfers:
+                (<Transfer>each).publish(self.state.prefix)
 
 
 cdef void keep_private(Sequence sequence) noexcept:

@@ -1,8 +1,10 @@
 """The blocks of sequences, or of encoder outputs, that move between a cache and one of its swap spaces."""
 
-from libc.stdint cimport int32_t
+from libc.stdint cimport INT32_MAX, int32_t
 from libcpp.algorithm cimport lower_bound, sort, unique
 
+from pagecore.cache.prefix._prefix cimport PrefixCache, num_complete, publish_one
+from pagecore.cache.sequences._sequences cimport Sequence
 from pagecore.cache.state._state cimport StoredBlocks, copy_vector
 from pagecore.index._integers cimport new_int32
 
@@ -44,11 +46,13 @@ cdef class Transfer:
                     if block != 0:
                         self.distinct[group].push_back(block)
         self.pairs = []
+        self.least.resize(num_groups)
         for group in range(num_groups):
             sort(self.distinct[group].begin(), self.distinct[group].end())
             self.distinct[group].erase(
                 unique(self.distinct[group].begin(), self.distinct[group].end()), self.distinct[group].end()
             )
+            self.least[group].assign(self.distinct[group].size(), INT32_MAX)
             array = new_int32(<Py_ssize_t>(2 * self.distinct[group].size()), &data)
             self.pair_data.push_back(data)
             self.pairs.append(array.reshape(-1, 2))
@@ -89,6 +93,46 @@ cdef class Transfer:
         if stream is not None:
             self.space.note_use()
         return 0
+
+    cdef void publish(self, PrefixCache prefix) noexcept:
+        """Publish the blocks of the sequences, which are in rows now.
+
+        No other row holds the new blocks. One that several of the sequences hold is published if all of them publish
+        it: otherwise a row would have a block of the tree that its receipt does not cover.
+        """
+        cdef Sequence sequence
+        cdef size_t i
+        self.count_published(prefix)
+        for i in range(self.old.size()):
+            sequence = <Sequence>self.sequences[i]
+            publish_one(prefix, sequence, self.num_shared(prefix, i, num_complete(prefix, sequence)))
+
+    cdef void count_published(self, PrefixCache prefix) noexcept:
+        """Write the number of leading blocks that all holders of a block can publish to `least`."""
+        cdef Sequence sequence
+        cdef int32_t count, block
+        cdef int32_t* least
+        cdef size_t i, group, k
+        for i in range(self.old.size()):
+            sequence = <Sequence>self.sequences[i]
+            count = 0 if sequence.hold.published == INT32_MAX else num_complete(prefix, sequence)
+            for group in range(<size_t>prefix.num_lanes):
+                for k in range(self.old[i][group].size()):  # without an iterator, which copies the vector
+                    block = self.old[i][group][k]
+                    if block != 0:
+                        least = &self.least[group][self.index_of(group, block)]
+                        least[0] = min(least[0], count)
+
+    cdef int32_t num_shared(self, PrefixCache prefix, size_t index, int32_t most) noexcept:
+        cdef int32_t block, place
+        cdef size_t group
+        for group in range(<size_t>prefix.num_lanes):
+            for place in range(min(most, <int32_t>self.old[index][group].size())):
+                block = self.old[index][group][place]
+                if block != 0 and self.least[group][self.index_of(group, block)] <= place:
+                    most = place
+                    break
+        return most
 
     cdef size_t index_of(self, size_t group, int32_t block) noexcept:
         return <size_t>(
