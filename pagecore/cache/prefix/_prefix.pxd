@@ -58,6 +58,7 @@ cdef class PrefixCache:
     cdef int32_t num_truncated      # holds with `truncated_inside_block`
     cdef int32_t num_tentative      # holds that are not counted yet
     cdef int32_t num_duplicated     # holds with `has_duplicates`
+    cdef int64_t num_versions       # calls that have replaced tokens of sequences
     cdef readonly int64_t num_evicted_blocks
     cdef readonly int64_t num_evicted_states
     cdef readonly set transfers     # holders of blocks and one `receipt` each: copies that run, and pins
@@ -92,6 +93,8 @@ cdef class PrefixCache:
     cdef void shorten_ahead(self, PrefixHold hold, int32_t length) noexcept
     cdef void release_ahead(self, PrefixHold hold) noexcept
     cdef int32_t component_of(self, int32_t lane) noexcept
+    # Note that other tokens take the place of some that the sequence of a hold has, or has computed.
+    cdef void renew_version(self, PrefixHold hold) noexcept
     # Blocks of a lane that a new row shares.
     cdef int64_t num_shared(self, const NativeMatch& found, int32_t lane) noexcept
     # Copies their ids, for which `out` has room, and returns their number.
@@ -124,7 +127,8 @@ cdef void publish(PrefixCache prefix, list sequences) noexcept
 cdef void publish_one(PrefixCache prefix, Sequence sequence, int32_t shared) noexcept
 # Returns how many of the first `whole` blocks of a sequence can be in the tree.
 cdef int32_t num_publishable(PrefixCache prefix, Sequence sequence, int32_t whole, int32_t shared) noexcept
-# Returns how many blocks of a sequence are complete, known and, next to sealed blocks, sealed.
+# Returns how many blocks of a sequence the tree may have, if no other row holds them: those that are complete, known
+# and, next to sealed blocks, sealed.
 cdef int32_t num_complete(PrefixCache prefix, Sequence sequence) noexcept
 
 # Give the published blocks of a sequence that is being removed the values of its options: they may all come from other

@@ -262,6 +262,7 @@ cdef class PrefixCache:
         hold.namespace_number = source.namespace_number
         child.hold = hold
         hold.published = published
+        self.renew_version(hold)
         self.note_truncated(hold)
         self.note_duplicates(hold, has_duplicates)
 
@@ -271,6 +272,7 @@ cdef class PrefixCache:
             sequence.hold.published = min(sequence.hold.published, length // self.block_size)
         if sequence.hold.offered_state > length:
             sequence.hold.offered_state = 0
+        self.renew_version(sequence.hold)
         # A tier lacks what the sequence computes next in place of the blocks that it forgets.
         sequence.hold.backed_up = min(sequence.hold.backed_up, length // self.block_size)
         if sequence.hold.backed_up_state > length:
@@ -342,6 +344,10 @@ cdef class PrefixCache:
         self.num_truncated -= sequence.hold.truncated_inside_block
         sequence.hold.truncated_inside_block = False
         self.note_duplicates(sequence.hold, False)
+
+    cdef void renew_version(self, PrefixHold hold) noexcept:
+        self.num_versions += 1
+        hold.version = self.num_versions
 
     cdef void note_truncated(self, PrefixHold hold) noexcept:
         cdef bint is_inside = hold.truncated_ahead or hold.receipt.depth() > hold.published

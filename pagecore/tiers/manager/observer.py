@@ -22,6 +22,7 @@ from pagecore.tiers.host.operations._operations import (
     newly_run,
     options_of,
     origin_of,
+    version_of,
 )
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.manager.arguments import Write
@@ -192,11 +193,12 @@ class CacheObserver:
             wanted = ALL if most is None else most
             if most is None and self.write == "second_hit":
                 wanted = self._hits.limit(sequence)
-            there, end = self.host.unsaved(sequence, wanted, streams.done_of(sequence))
+            version = version_of(sequence)
+            there, end = self.host.unsaved(sequence, wanted, streams.done_of(sequence, version))
             if end:
                 options = options_of(sequence)
                 prefix = StreamedPrefix(np.array(sequence.tokens[:end], np.int32), options.namespace, options.spans)
-                self._stores.stream(sequence, prefix, there)
+                self._stores.stream(sequence, prefix, there, version)
 
     def _touch(self, sequence: Sequence, length: int) -> None:
         """Report the first tokens of a sequence as used: the stores have not seen what device and host served."""

@@ -287,6 +287,27 @@ def test_second_hits_are_copied_from_the_second_prompt_on():
     tiers.close()
 
 
+@pytest.mark.parametrize("way", ["truncate", "reorder"])
+def test_other_tokens_in_place_of_a_second_hit_are_none(way):
+    cache = cached(40)
+    with Tiers(cache, HostTier(cache, num_blocks=40), write="second_hit", min_tokens=1) as tiers:
+        serve(cache, range(16))
+        cache.clear_prefix_cache()
+        sequence, other = cache.add_sequence(range(16)), cache.add_sequence(range(50, 66))
+        cache.commit(cache.prepare([sequence, other], 16))
+        assert tiers.host.match(range(17)) == 16
+        if way == "truncate":
+            cache.truncate([sequence], [8])
+            cache.append_tokens([sequence], [range(58, 66)])
+            cache.commit(cache.prepare([sequence], 8))
+        else:
+            cache.reorder([sequence], [other])
+        tiers.host.clear()
+        cache.remove(sequence)
+        assert tiers.host.match([*range(8), *range(58, 66), 0]) == (8 if way == "truncate" else 0)
+        assert tiers.host.match(range(50, 70)) == 0
+
+
 def test_a_prompt_that_waits_for_room_is_no_second_hit():
     cache = cached(40)
     tiers = Tiers(cache, HostTier(cache, num_blocks=40), write="second_hit", min_tokens=1)

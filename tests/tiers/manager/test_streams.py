@@ -108,6 +108,26 @@ def test_blocks_that_are_generated_after_a_long_prompt_are_stored():
         assert served.serve(longer[:157]).num_tokens == 156
 
 
+def test_blocks_that_are_computed_again_after_a_truncation_are_stored():
+    """The sequence is as long as when its prefix was streamed, with other tokens."""
+    store = MemoryStore()
+    with Served([store], num_blocks=60, host_blocks=HOST) as served:
+        other = np.append(PROMPT[:81], np.arange(500, 520, dtype=np.int32))
+        with served.tiers.add_sequence(PROMPT) as sequence:
+            for tokens in (PROMPT, other):
+                begin = sequence.num_computed_tokens
+                batch = served.cache.prepare([sequence], 101 - begin)
+                for layer in range(len(served.layers)):
+                    rows = _vectors(tokens, layer)[begin:]
+                    served.cache.write(layer, rows, -rows, batch)
+                served.cache.commit(batch)
+                served.flush()
+                assert all(stored(store, served.fingerprint, tokens))
+                if tokens is PROMPT:
+                    served.cache.truncate([sequence], [81])
+                    served.cache.append_tokens([sequence], [other[81:]])
+
+
 @pytest.mark.parametrize("slots", [1, 2, 5])
 def test_no_more_blocks_are_leased_than_allowed(slots):
     store = MemoryStore(manual=True)

@@ -402,6 +402,11 @@ def options_of(Sequence sequence not None):
     return sequence.hold.options
 
 
+def version_of(Sequence sequence not None):
+    """Return a number of a live sequence that changes when other tokens take the place of some that it has."""
+    return sequence.hold.version
+
+
 def is_new(Sequence sequence not None):
     """Return True if the prefix of a live sequence is not counted yet."""
     return sequence.hold.is_new

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pagecore.cache.sequences._sequences import Sequence
-from pagecore.tiers.host.operations._operations import options_of
+from pagecore.tiers.host.operations._operations import options_of, version_of
 from pagecore.tiers.manager.hits.origins import PrefixIndex
 
 
@@ -22,7 +22,8 @@ class SecondHits:
     def __init__(self, block_size: int, num_blocks: int) -> None:
         self._once, self._again = PrefixIndex(block_size, num_blocks), PrefixIndex(block_size, num_blocks)
         self._block_size = block_size
-        self._limits: dict[Sequence, tuple[int, int]] = {}
+        # Limit of each sequence, and what it is valid for: the number of its blocks, and their version.
+        self._limits: dict[Sequence, tuple[tuple[int, int], int]] = {}
 
     def note(self, sequence: Sequence) -> None:
         """Note the prompt of a sequence, in its first step or before it is copied."""
@@ -36,10 +37,11 @@ class SecondHits:
     def limit(self, sequence: Sequence) -> int:
         """Return the computed tokens of a sequence that were asked for more than once."""
         blocks = sequence.num_computed_tokens // self._block_size
-        seen, limit = self._limits.get(sequence, (-1, 0))
-        if seen != blocks:
+        found = blocks, version_of(sequence)
+        seen, limit = self._limits.get(sequence, (None, 0))
+        if seen != found:
             limit = self._again.match(sequence.tokens[: blocks * self._block_size], options_of(sequence))
-            self._limits[sequence] = blocks, limit
+            self._limits[sequence] = found, limit
         return limit
 
     def forget(self, sequence: Sequence) -> None:

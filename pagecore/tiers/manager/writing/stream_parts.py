@@ -52,6 +52,7 @@ class Owner:
 
     limit: int  # tokens of the prefix that the host's tree is to have
     prefix: StreamedPrefix  # the last one that was offered: all of its blocks were given to a stream, or are known
+    version: int  # changes when the owner has other tokens in place of some of the prefix
     stream: Stream | None = None
 
     def num_done(self, prefix: StreamedPrefix) -> int:

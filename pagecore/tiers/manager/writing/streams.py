@@ -135,25 +135,25 @@ class Streams:
         state = self._owners.get(owner)
         return ALL if state is None else state.limit
 
-    def done_of(self, owner: Hashable) -> int:
-        """Return the tokens of an owner that were given to a stream."""
+    def done_of(self, owner: Hashable, version: int = 0) -> int:
+        """Return the tokens of an owner that were given to a stream; 0 if it had another version then."""
         state = self._owners.get(owner)
-        return 0 if state is None else len(state.prefix.tokens)
+        return 0 if state is None or state.version != version else len(state.prefix.tokens)
 
     def forget_owner(self, owner: Hashable) -> None:
         """Forget an owner; its stream goes on as long as the device has the blocks."""
         self._owners.pop(owner, None)
 
-    def offer(self, owner: Hashable, prefix: StreamedPrefix, num_host_tokens: int) -> None:
+    def offer(self, owner: Hashable, prefix: StreamedPrefix, num_host_tokens: int, version: int = 0) -> None:
         """Stream the blocks of a prefix for which the host had no room."""
         state = self._owners.get(owner)
         done = 0
         if state is None:
             limit = max(num_host_tokens - self._num_slots * self._size, 0)
-            state = self._owners[owner] = Owner(limit, prefix)
+            state = self._owners[owner] = Owner(limit, prefix, version)
         else:
             done = state.num_done(prefix)
-        state.prefix = prefix
+        state.prefix, state.version = prefix, version
         first = max(num_host_tokens, self._known.match(prefix.tokens, prefix), done) // self._size
         end = len(prefix.tokens) // self._size
         if first >= end:
