@@ -3,8 +3,10 @@
 import gc
 import select
 import tempfile
+import weakref
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -49,6 +51,28 @@ class HostState:
             self.served.compute(prompt)  # compares what is reused
         assert (self.host.num_leases, self.host.num_holds, self.cache.stats().num_sequences) == (0, 0, 0)
         self.served.close()
+
+
+class CollectedState(HostState):
+    """A hold that was made while the collector collected others, after it had cleared the references to them."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = []
+        first, last = SimpleNamespace(), SimpleNamespace()
+        first.cycle, first.last = first, last
+        first.holds = [self.host.hold(OTHER) for _ in range(8)]
+        last.watched = type("Watched", (), {})()
+        watch = weakref.ref(last.watched, lambda _: self.made.append(self.host.hold(OTHER)))
+        del first, last
+        gc.collect()
+        assert watch() is None
+        assert len(self.made) == 1
+
+    def collect(self):
+        """Collect the hold; the list is an allocation that may fail."""
+        self.made.clear()
+        return [0] * 1000
 
 
 def adopt(state):
@@ -176,6 +200,7 @@ CASES = {
         )
         for name, call in STREAM_CALLS.items()
     },
+    "host: collect holds": Case(CollectedState, lambda state: state.collect(), checks_itself=True),
     **{f"queue: {name}": Case(QueueState, call) for name, call in QUEUE_CALLS.items()},
     # The entries go first: a removal that has no memory for its end may be found again.
     **{

@@ -27,13 +27,16 @@ cdef class HostIndex:
     cdef public object tail             # SpilledTail of a path that is still on the device; None for none
     cdef readonly object leases         # WeakSet of the Leases that hold blocks
     cdef vector[NativeReceipt] lost     # receipts of holds that were collected without a release
+    cdef size_t num_holding             # EntryHolds with a receipt
+    cdef int64_t num_evictions          # times that blocks or states left the tree
+    cdef int64_t num_offers             # backups that were noted in the hold of their sequence
     cdef readonly int64_t num_evicted_blocks
     cdef readonly int64_t num_evicted_states
     cdef readonly int64_t num_cut       # backups for which there was not enough room
 
     # The pool of a group, or of the states for num_lanes.
     cdef BlockPool pool(self, size_t group)
-    # Before a hold is made: room for the receipts of all holds, because a destructor cannot fail.
+    # Before a hold takes a receipt: room for the receipts of all holds, because a destructor cannot fail.
     cdef int reserve_lost(self) except -1
     # First call of every operation: releases lost receipts, and forgets empty namespaces.
     cdef int sweep(self) except -1
@@ -88,6 +91,9 @@ cdef class EntryHold(EntryLease):
     cdef double rank            # of the prefix after the release; NaN leaves it
     cdef readonly int64_t num_tokens
     cdef readonly int64_t state_tokens  # tokens before the state that it holds; 0 for none
+
+    # Takes a receipt, for which the index has room; see `HostIndex.reserve_lost`.
+    cdef void take_receipt(self, Receipt receipt) noexcept
 
 
 # Tokens, spans and namespace of a prefix, which the object owns.

@@ -66,7 +66,8 @@ cdef class HostIndex:
         return 0
 
     cdef int reserve_lost(self) except -1:
-        self.lost.reserve(self.lost.size() + <size_t>len(self.leases) + 1)
+        # Not by the number of leases: a collector clears the references to them before it collects them.
+        self.lost.reserve(self.lost.size() + self.num_holding + 1)
         return 0
 
     cdef bint can_make_room(self, const vector[int64_t]& needed) noexcept:

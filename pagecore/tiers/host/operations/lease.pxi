@@ -73,11 +73,16 @@ cdef class EntryHold(EntryLease):
         # The blocks go back to their pools without the lock; a receipt waits for the next call that has it.
         if self.receipt is not None:
             self.index.lost.push_back(self.receipt.native)  # reserved
+            self.index.num_holding -= 1
             self.receipt.native.components = 0
             self.receipt = None
 
     def __cinit__(self):
         self.rank = NAN
+
+    cdef void take_receipt(self, Receipt receipt) noexcept:
+        self.receipt = receipt
+        self.index.num_holding += 1
 
     cdef void give_up(self) noexcept:
         cdef RetentionHint hint
@@ -86,6 +91,7 @@ cdef class EntryHold(EntryLease):
         if self.receipt is not None:
             self.receipt.drop(hint)
             self.receipt = None
+            self.index.num_holding -= 1
 
 
 cdef class PrefixKey:
@@ -246,7 +252,7 @@ def hold(CacheState state not None, HostIndex index not None, ids, options, int6
         path.release()
         raise
     held.stored.share()
-    held.receipt = path.receipt
+    held.take_receipt(path.receipt)
     path.receipt = None
     held.num_tokens = path.num_blocks * index.block_size
     return held

@@ -87,7 +87,7 @@ cdef class Promotion:
         self.host.reserve_lost()
         self.host.leases.add(held)
         held.stored.share()
-        held.receipt = receipt
+        held.take_receipt(receipt)
         held.num_tokens = found.blocks * self.host.block_size
         self.hold = held
         return 0
