@@ -275,6 +275,77 @@ def test_a_copy_that_fails_after_the_call_is_made_again():
     tier.check_invariants()
 
 
+@pytest.mark.parametrize("ends", [["give_up", "finish"], ["finish", "give_up"], ["give_up", "give_up"]])
+def test_a_copy_that_fails_costs_nothing_that_a_later_one_has_copied(ends):
+    cache = PagedKVCache(SPEC, num_blocks=20, block_size=4)
+    tier = HostTier(cache, num_blocks=40, huge_pages=False)
+    sequence = cache.add_sequence(range(24))
+    running = []
+    for _ in range(2):
+        cache.commit(cache.prepare([sequence], 8))
+        running.append(_operations.back_up(cache._parts.state, tier._index, sequence, 99, lambda _: True))
+    for one, end in zip(running, ends, strict=True):
+        getattr(one, end)()
+    is_lost = ends[1] == "give_up"
+    assert tier.list_changed([sequence]) == [sequence] * is_lost
+    assert tier.backup(sequence) == is_lost * (4 if ends[0] == "give_up" else 2)
+    assert tier.match(range(24)) == 16
+    tier.check_invariants()
+
+
+EVICTIONS = {
+    "clear": lambda tier: tier.clear(),
+    "evict_prefix": lambda tier: tier.evict_prefix(range(16)),
+    "evict_namespace": lambda tier: tier.evict_namespace(None),
+    "revoke_prefix": lambda tier: tier.revoke_prefix(range(16)),
+    "make_room": lambda tier: tier.make_room([9]),
+}
+
+
+@pytest.mark.parametrize("evict", EVICTIONS.values(), ids=EVICTIONS)
+def test_what_the_host_has_evicted_is_copied_again(evict):
+    cache = PagedKVCache(SPEC, num_blocks=20, block_size=4)
+    tier = HostTier(cache, num_blocks=10, huge_pages=False)
+    sequence = cache.add_sequence(range(16))
+    cache.commit(cache.prepare([sequence], 16))
+    assert [tier.backup(sequence), tier.backup(sequence)] == [4, 0]
+    evict(tier)
+    assert tier.match(range(17)) == 0
+    assert [tier.backup(sequence), tier.backup(sequence)] == [4, 0]
+    assert tier.match(range(17)) == 16
+    tier.check_invariants()
+
+
+@pytest.mark.parametrize("short", ["states", "window"])
+def test_what_a_host_has_no_room_for_is_copied_later(short):
+    """The block is the last of the prefix, so that its other blocks are all there."""
+    layers = [SPEC, StateSpec((CONV,), chunk=4) if short == "states" else AttentionSpec(1, 8, window=5)]
+    sizes = {"num_blocks": 12, "num_states": 3} if short == "states" else {"num_blocks": [12, 4]}
+    states = {"num_states": 20} if short == "states" else {}
+    cache = PagedKVCache(layers, num_blocks=20, block_size=4, max_sequences=2, max_tokens_per_sequence=64, **states)
+    tier = HostTier(cache, huge_pages=False, **sizes)
+    lease = tier.reserve([[], list(range(tier.num_blocks[1] - 1))])
+    sequence = cache.add_sequence(range(9))
+    cache.commit(cache.prepare([sequence], 8))
+    assert tier.backup(sequence) == 2
+    assert tier.match(range(9)) == 0
+    lease.release()
+    assert tier.list_changed([sequence]) == [sequence]
+    tier.backup(sequence)
+    assert (tier.match(range(9)), tier.list_changed([sequence])) == (8, [])
+    tier.check_invariants()
+
+
+def test_a_window_that_keeps_all_that_its_end_needs_counts_as_copied():
+    cache = PagedKVCache([SPEC, AttentionSpec(1, 8, window=5)], num_blocks=20, block_size=4)
+    tier = HostTier(cache, num_blocks=[12, 4], huge_pages=False)
+    sequence = cache.add_sequence(range(32))
+    cache.commit(cache.prepare([sequence], 32))
+    assert tier.backup(sequence) == 8 + 3
+    assert tier.list_changed([sequence]) == []
+    tier.check_invariants()
+
+
 def test_second_hits_are_copied_from_the_second_prompt_on():
     cache = cached(40)
     tiers = Tiers(cache, HostTier(cache, num_blocks=40), write="second_hit", min_tokens=1)

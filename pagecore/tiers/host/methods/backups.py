@@ -60,8 +60,8 @@ class BackupMethods(SpillMethods):
     def list_changed(self, sequences: Iterable[Sequence]) -> list[Sequence]:
         """Return the sequences that have published a block or a checkpoint since their last backup, or had no room.
 
-        `backup` of the others copies nothing. Blocks that `min_priority` excludes do not count. Sequences that are
-        swapped out, removed or of another cache are left out.
+        `backup` of the others copies only what the host has evicted since. Blocks that `min_priority` excludes do not
+        count. Sequences that are swapped out, removed or of another cache are left out.
 
         Parameters
         ----------

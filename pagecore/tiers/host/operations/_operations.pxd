@@ -42,6 +42,8 @@ cdef class HostIndex:
     cdef int sweep(self) except -1
     # Returns True if eviction can make `needed` blocks of each group free, states last.
     cdef bint can_make_room(self, const vector[int64_t]& needed) noexcept
+    # Returns True if a prefix of `num_blocks` blocks needs the block of a component at an index to be reused.
+    cdef bint is_needed(self, int32_t component, int64_t index, int64_t num_blocks) noexcept
     # Evicts until the pools have `needed` free blocks of each group, states last; returns False if they do not.
     cdef bint make_room(self, const vector[int64_t]& needed) noexcept
     cdef int64_t evict(self, int32_t component, int64_t amount) noexcept
@@ -134,6 +136,8 @@ cdef class Backup:
     cdef StoredBlocks sources                   # the same
     cdef vector[vector[int32_t]] source_ids     # of each group, states last
     cdef int64_t first                          # blocks that the host had before
+    cdef int64_t number                         # among the host's offers; 0 if the hold of the sequence has no note
+    cdef bint is_cut                            # the host has no room for something that the prefix needs
     cdef readonly int64_t num_blocks
     cdef readonly list pairs
 
@@ -149,12 +153,14 @@ cdef class Backup:
     # Makes room in the host; if it is short, shortens the prefix to what fits. Returns False if nothing does.
     cdef bint fit(self, vector[int64_t]& counts) except -1
     cdef int64_t keep_last(self, int32_t lane, int64_t room) noexcept
+    # Notes in the hold of the sequence that its first blocks and its checkpoint were offered.
+    cdef void note_offer(self, int32_t published, int32_t checkpoint) noexcept
     # Takes the host's blocks, lists the copies, and replaces the device's blocks in `lanes` by the host's.
     cdef int take(self, int32_t slot, const vector[int64_t]& counts) except -1
     cdef int pin_sources(self, Sequence sequence) except -1
     # Publishes the copied blocks in the host's tree, and releases what the backup holds.
     cdef int settle(self) except -1
-    # Lets the next backup of the sequence copy the blocks again: nothing was published.
+    # Lets the next backup of the sequence copy the blocks again, unless a later one has: nothing was published.
     cdef void forget(self) noexcept
     cdef void release(self) noexcept
 
@@ -183,7 +189,6 @@ cdef class Promotion:
     # Takes device blocks for what the device lacks of the held prefix; returns the blocks that a prefix may have.
     cdef int64_t take(self, int64_t num_blocks, spill) except -1
     cdef int list_missing(self, int64_t num_blocks, vector[int64_t]& counts) except -1
-    cdef bint is_needed(self, int32_t component, int64_t index, int64_t num_blocks) noexcept
     cdef int allocate(self) except -1
     # Inserts the copied blocks into the device's tree.
     cdef int commit(self, int64_t num_blocks) except -1

@@ -84,7 +84,7 @@ cdef class Backup:
         cdef vector[int64_t] counts
         if published == 0:
             return False
-        if has_backup(hold, published, checkpoint):
+        if has_backup(hold, published, checkpoint) and hold.backed_up_evictions == self.host.num_evictions:
             if not (is_last and self.host.uses_hints and hold.needs_values(prefix.now)):
                 return False
         self.end = published
@@ -108,9 +108,8 @@ cdef class Backup:
         if not self.fit(counts):
             return False
         self.take(self.state.states.checkpoint_raw(sequence.row) if self.state_blocks > 0 else 0, counts)
-        if self.end == published and self.state_blocks * self.host.block_size in (0, checkpoint):
-            hold.backed_up = published
-            hold.backed_up_state = checkpoint
+        if self.end == published and not self.is_cut:
+            self.note_offer(published, checkpoint)
         return self.has_copies() or (self.host.uses_hints and self.end > 0)
 
     cdef bint has_copies(self) noexcept:
@@ -162,6 +161,7 @@ cdef class Backup:
             return True
         self.host.num_cut += 1
         if self.host.has_states and self.host.pool(self.host.num_lanes).num_free_raw() < counts[self.host.num_lanes]:
+            self.is_cut = True
             self.state_blocks = counts[self.host.num_lanes] = 0
         for lane in range(self.host.num_full):
             most = min(most, <int64_t>self.host.pool(self.host.groups[lane]).num_free_raw())
@@ -177,11 +177,13 @@ cdef class Backup:
     cdef int64_t keep_last(self, int32_t lane, int64_t room) noexcept:
         """Drop all but the last `room` blocks of a lane before the end; return the number of kept ones."""
         cdef int64_t i = self.end, kept = 0
+        cdef int32_t component = self.host.components[self.host.groups[lane]]
         self.lanes[lane].resize(<size_t>self.end)
         while i > 0:
             i -= 1
             if self.lanes[lane][i] != 0:
                 if kept == room:
+                    self.is_cut = self.is_cut or self.host.is_needed(component, i, self.end)
                     self.lanes[lane][i] = 0
                 else:
                     kept += 1
@@ -255,8 +257,14 @@ cdef class Backup:
             self.release()
         return 0
 
+    cdef void note_offer(self, int32_t published, int32_t checkpoint) noexcept:
+        self.host.num_offers += 1
+        self.number = self.hold.backup_number = self.host.num_offers
+        self.hold.backed_up, self.hold.backed_up_state = published, checkpoint
+        self.hold.backed_up_evictions = self.host.num_evictions
+
     cdef void forget(self) noexcept:
-        if self.hold is not None:
+        if self.number > 0 and self.hold.backup_number == self.number:
             self.hold.backed_up = self.hold.backed_up_state = 0
 
     cdef void release(self) noexcept:

@@ -79,6 +79,13 @@ cdef class HostIndex:
                 return False
         return True
 
+    cdef bint is_needed(self, int32_t component, int64_t index, int64_t num_blocks) noexcept:
+        cdef int64_t first
+        if component == 0:
+            return True
+        first = self.tree.native.first_needed(component, num_blocks)
+        return index >= first or index * self.block_size < <int64_t>self.tree.sinks[component - 1]
+
     cdef bint make_room(self, const vector[int64_t]& needed) noexcept:
         cdef size_t group
         cdef int32_t component
@@ -110,6 +117,8 @@ cdef class HostIndex:
     cdef void free_gone(self, const vector[vector[int32_t]]& gone) noexcept:
         """Drop the references to what the tree evicted."""
         cdef int32_t lane
+        for lane in range(<int32_t>gone.size()):
+            self.num_evictions += not gone[lane].empty()
         for lane in range(self.num_lanes):
             self.num_evicted_blocks += self.pool(self.groups[lane]).free_raw(gone[lane].data(), gone[lane].size())
         if self.has_states:

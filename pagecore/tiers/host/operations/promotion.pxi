@@ -146,24 +146,14 @@ cdef class Promotion:
             self.places[lane].clear()
             component = self.prefix.components[self.prefix.groups[lane]]
             for i in range(num_blocks):
-                if (<StoredBlocks>held).blocks[self.prefix.groups[lane]][i] == 0 or not self.is_needed(
-                    component, i, num_blocks
-                ):
+                if (<StoredBlocks>held).blocks[self.prefix.groups[lane]][i] == 0:
+                    continue
+                if not self.host.is_needed(component, i, num_blocks):
                     continue
                 if i >= self.device.num_blocks or self.device.ids[lane][i] == 0:
                     self.places[lane].push_back(<int32_t>i)
             counts[self.prefix.groups[lane]] = <int64_t>self.places[lane].size()
         return 0
-
-    cdef bint is_needed(self, int32_t component, int64_t index, int64_t num_blocks) noexcept:
-        """Return True if a prefix of `num_blocks` blocks needs the block at an index to be reused."""
-        cdef int64_t first
-        if component == 0:
-            return True
-        first = self.prefix.tree.native.first_needed(component, num_blocks)
-        if index >= first:
-            return True
-        return index * self.host.block_size < <int64_t>self.prefix.tree.sinks[component - 1]
 
     cdef int allocate(self) except -1:
         """Take the device's blocks, and list the copies."""
