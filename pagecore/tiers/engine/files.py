@@ -108,8 +108,7 @@ class DiskFiles:
                 if path.exists():
                     _check_size(path, nbytes)
                     continue
-                made.append(path)
-                _allocate(path, nbytes)
+                _allocate(path, nbytes, made)
         except BaseException as error:
             for path in made:
                 path.unlink(missing_ok=True)
@@ -153,8 +152,10 @@ def _check_size(path: Path, nbytes: int) -> None:
         )
 
 
-def _allocate(path: Path, nbytes: int) -> None:
+def _allocate(path: Path, nbytes: int, made: list[Path]) -> None:
+    """Make a file, and list it once it exists: not one that another process has made meanwhile."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    made.append(path)
     try:
         os.posix_fallocate(fd, 0, nbytes)
     finally:

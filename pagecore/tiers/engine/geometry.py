@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
@@ -33,10 +33,8 @@ def unpacked(kind: str, message: bytes) -> dict[str, Any]:
     try:
         content = json.loads(message)
         found, version = content["pagecore"], content["version"]
-    except (ValueError, KeyError, TypeError):
-        raise PeerError(
-            f"expected a message of a {kind}, got {shown(message[:60])}; the peer must export one"
-        ) from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise PeerError(f"expected a message of a {kind}, got {shown(message)}; the peer must export one") from None
     if (found, version) != (kind, VERSION):
         raise PeerError(
             f"expected a {kind} of version {VERSION}, got a {shown(found)} of version {shown(version)}; use the same "
@@ -78,11 +76,12 @@ def with_own_specs(
     block_size: SupportsIndex | None,
 ) -> PoolGeometry:
     """Return a peer's geometry with the specs of this process; raise ShapeError where their bytes differ."""
+    listed = None if groups is None else as_tuple("groups", groups, "a list of (spec, num_layers)")
     own = checked_geometry(
-        geometry.groups if groups is None else as_tuple("groups", groups, "a list of (spec, num_layers)"),
+        geometry.groups if listed is None else listed,
         geometry.block_size if block_size is None else block_size,
         geometry.state_specs if state_specs is None else state_specs,
-        geometry.num_blocks if groups is None else _counts(groups, geometry),
+        geometry.num_blocks if listed is None else _counts(listed, geometry),
         geometry.num_states,
         geometry.heads,
     )
@@ -96,10 +95,9 @@ def with_own_specs(
     return own
 
 
-def _counts(groups: Iterable[Any], geometry: PoolGeometry) -> tuple[int, ...]:
-    number = len(as_tuple("groups", groups, "a list of (spec, num_layers)"))
-    if number != len(geometry.num_blocks):
-        raise ShapeError(f"the peer's pool has {len(geometry.num_blocks)} groups; expected {number}")
+def _counts(groups: Sized, geometry: PoolGeometry) -> tuple[int, ...]:
+    if len(groups) != len(geometry.num_blocks):
+        raise ShapeError(f"the peer's pool has {len(geometry.num_blocks)} groups; expected {len(groups)}")
     return geometry.num_blocks
 
 

@@ -112,7 +112,8 @@ def test_what_cannot_be_exported_or_opened_is_refused(runtime):
 @pytest.mark.parametrize(
     "message",
     [
-        b"", b"null", packed("host pool", {}), packed("CUDA pool", {}), packed("CUDA pool", {"buffers": [["!", "x"]]}),
+        b"", b"null", b"[" * 100_000, 5,
+        packed("host pool", {}), packed("CUDA pool", {}), packed("CUDA pool", {"buffers": [["!", "x"]]}),
         packed("CUDA pool", {"buffers": [], "layout": {"planes": 5}, "device": "cuda:0"}),
         packed("CUDA pool", {"buffers": [], "layout": {"planes": [["key", [1], "x", "token"]]}, "device": "cuda:0"}),
     ],

@@ -345,6 +345,17 @@ def test_files_that_cannot_be_made_leave_nothing(tmp_path, monkeypatch):
         engine.allocate(SPEC, 1, 7, SIZE, DISK, 0, folder=tmp_path / "file")
 
 
+def test_files_that_another_process_makes_meanwhile_are_left_alone(tmp_path, monkeypatch):
+    disk = DiskFiles(bound(PADDED, layers=1, blocks=8), tmp_path, max_blocks_per_file=4)
+    disk.create()
+    disk.paths[0].unlink()
+    monkeypatch.setattr(files.Path, "exists", lambda _: False)
+    with pytest.raises(UnsupportedOption, match="cannot be written"):
+        disk.create()
+    monkeypatch.undo()
+    assert [path.exists() for path in disk.paths] == [False, True]
+
+
 def test_invalid_registrations_are_refused(tmp_path):
     engine, pool = StorageEngine(), KVPool(SPEC, 1, 3, SIZE)
     disk = DiskFiles(bound(), tmp_path)

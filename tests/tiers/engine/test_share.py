@@ -137,9 +137,10 @@ def test_a_cache_and_its_host_pool_can_be_given_shared_memory(pair):
     np.testing.assert_array_equal(written[:6], keys)
 
 
-def test_expected_specs_are_those_of_the_result(pair):
+@pytest.mark.parametrize("kind", [list, iter])
+def test_expected_specs_are_those_of_the_result(pair, kind):
     pool = make()
-    opened = exchanged(pair, pool, groups=GROUPS, state_specs=STATES, block_size=SIZE)
+    opened = exchanged(pair, pool, groups=kind(GROUPS), state_specs=kind(STATES), block_size=SIZE)
     assert opened.kv_pools[1].spec is GROUPS[1][0]
     assert opened.state_pool.specs == tuple(STATES)
     again = exchanged(pair, opened)  # an opened pool can be passed on
