@@ -74,10 +74,12 @@ class CacheObserver:
             self.evicting(lacked(state, sequences, counts) + lacked_slots(state, sequences, counts))
 
     def evicting(self, missing: list[int]) -> None:
-        """Save what an operation will evict: blocks of each group, and state slots after them."""
-        if self.write == "on_evict" and any(missing):
+        """Save what an operation will evict: blocks of each group of the block tables, and state slots after them."""
+        cached = missing[: len(self._parts.cached_groups)]  # the tails of sealed blocks follow them
+        cached += missing[self._parts.state.tables.num_groups :]
+        if self.write == "on_evict" and any(cached):
             with suppress(PagecoreError):  # the operation evicts what is left
-                self.host.spill(missing)
+                self.host.spill(cached)
             self._write()
 
     def committed(self, sequences: list[Sequence]) -> None:

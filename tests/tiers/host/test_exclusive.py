@@ -307,6 +307,18 @@ def test_states_that_a_step_evicts_are_saved():
     tiers.close()
 
 
+def test_states_next_to_sealed_blocks_are_saved():
+    sealed = AttentionSpec(2, 64, 32, format="kivi4", residual=40)
+    cache = PagedKVCache([sealed, STATE], num_blocks=60, num_states=5, max_sequences=1, device="none")
+    tiers = Tiers(cache, HostTier(cache, num_blocks=80, num_states=40), write="on_evict", min_tokens=1)
+    for start in range(0, 1500, 300):
+        serve(cache, range(start, start + 140))
+    assert tiers.host.stats().num_cached_states > 0
+    assert sum(serve(cache, range(start, start + 150)) for start in range(0, 1500, 300)) >= 4 * 96
+    tiers.check_invariants()
+    tiers.close()
+
+
 @pytest.mark.parametrize("namespace", [None, "tenant", ("tenant", 7, b"x", -2.5, None, True, ("in",), 2**70)])
 def test_spilled_prefixes_reach_the_stores_under_their_own_keys(namespace):
     store = MemoryStore()
