@@ -5,12 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pagecore import AttentionSpec, PagedKVCache, StateSpec, UnsupportedOption, dequantize_state, quantize_state
+from pagecore import (
+    AttentionSpec,
+    PagedKVCache,
+    StateSpec,
+    SwapSpace,
+    UnsupportedOption,
+    dequantize_state,
+    quantize_state,
+)
+from pagecore.cache.swap import _swap
+from pagecore.errors import DeviceError
 from pagecore.storage.pools import host_pool
 from pagecore.storage.state_shapes import delta_planes
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.manager.tiers import Tiers
-from tests.cuda.caches import block_bytes, poison, random_step, requests_of, write_step
+from tests.cuda.caches import block_bytes, on_host, poison, random_step, requests_of, write_step
 
 LAYERS = [AttentionSpec(2, 8, dtype="float32", num_query_heads=4)] * 2
 LAYERS += [AttentionSpec(1, 16, 4, dtype="bfloat16", num_query_heads=2, window=6)]
@@ -151,6 +161,108 @@ def test_copies_run_in_order_and_the_host_does_not_wait(cuda):
     assert tier.match(range(13)) == 0
     tier.close()
     del kept, more
+
+
+def test_a_backup_does_not_repeat_copies_that_have_ended(cuda):
+    cache = make(cuda, LAYERS[:1])
+    tier = tier_of(cache)
+    sequence, first = computed(cuda, cache, range(8))
+    assert tier.backup(sequence) == 2
+    assert tier.drain()
+    cache.append_tokens([sequence], [range(8, 16)])
+    second = write_step(cache, [sequence], 8, random_step(cuda, cache, 8, seed=1))
+    assert tier.backup(sequence) == 2, "the call publishes what has ended"
+    assert tier.drain()
+    assert [(ended.start, ended.stop) for ended in tier.poll()] == [(0, 8), (8, 16)]
+    assert tier.match(range(17)) == 16
+    tier.check_invariants()
+    tier.close()
+    del first, second
+
+
+@pytest.mark.parametrize("call", ["backup", "spill", "promote"])
+def test_a_call_that_fails_after_some_copies_waits_for_them(cuda, monkeypatch, call):
+    """Its blocks are free again: what others write there would be overwritten by a copy that comes later."""
+    if not cuda.is_emulated:
+        pytest.skip("only the emulator runs work as late as possible")
+    cache = make(cuda, LAYERS[:2])
+    tier = tier_of(cache, pipelined=call == "promote")
+    sequence, kept = computed(cuda, cache, range(13))
+    if call == "promote":
+        tier.backup(sequence)
+        assert tier.drain()
+        tier.poll()
+    if call != "backup":
+        cache.remove(sequence)
+    if call == "promote":
+        cache.clear_prefix_cache()
+    cuda.runtime.finish()
+    cuda.runtime.streams.deferred = True
+    record = tier._transfers._recorded
+    calls = {
+        "backup": lambda: tier.backup(sequence),
+        "spill": lambda: tier.spill([3]),
+        "promote": lambda: tier.promote(range(13)),
+    }
+
+    records = []
+
+    def recorded(stream):
+        if len(records) == (call == "promote"):  # a load records an event before the first layer
+            raise DeviceError("planted")
+        records.append(record(stream))
+        return records[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tier._transfers, "_recorded", recorded)
+        with pytest.raises(DeviceError, match="planted"):
+            calls[call]()
+    tier.pool.memory.tensor("cpu").numpy()[...] = 7
+    poison(cuda, cache)
+    before = planes_of(cuda, cache)
+    cuda.runtime.finish()
+    assert (tier.pool.memory.tensor("cpu").numpy() == 7).all()
+    assert planes_of(cuda, cache) == before
+    cache.check_invariants()
+    tier.check_invariants()
+    tier.close()
+    del kept
+
+
+def test_a_lease_waits_for_the_copies_of_a_swap_that_failed(cuda, monkeypatch):
+    if not cuda.is_emulated:
+        pytest.skip("only the emulator runs work as late as possible")
+    cache = make(cuda, LAYERS[:1])
+    tier = tier_of(cache)
+    space = SwapSpace(cache, host=tier)
+    sequence, kept = computed(cuda, cache, range(13))
+    cuda.runtime.finish()
+    cuda.runtime.streams.deferred = True
+    transfer, planes = _swap.transfer_blocks, []
+
+    def fails(*arrays, **options):
+        planes.append(arrays)
+        if len(planes) == 2:
+            raise DeviceError("planted")
+        transfer(*arrays, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_swap, "transfer_blocks", fails)
+        with pytest.raises(DeviceError, match="planted"):
+            cache.swap_out([sequence], space)
+    with tier.reserve([range(4)]):
+        tier.pool.memory.tensor("cpu").numpy()[...] = 7
+        cuda.runtime.finish()
+        assert (tier.pool.memory.tensor("cpu").numpy() == 7).all()
+    cache.check_invariants()
+    tier.check_invariants()
+    tier.close()
+    del kept
+
+
+def planes_of(cuda, cache):
+    """Return the bytes of all planes of a cache."""
+    return [plane.numpy().tobytes() for pool in cache._parts.store.pools for plane in on_host(cuda, pool).planes()]
 
 
 def test_tiers_serve_more_than_the_device_holds(cuda):

@@ -88,10 +88,12 @@ cdef class Transfer:
     cdef int copy(self, planes) except -1:
         """Copy the bytes of the blocks; `planes` is the stream, and (group, sources, targets) of each plane."""
         stream, moved = planes
-        for group, sources, targets in moved:
-            transfer_blocks(sources, targets, self.pairs[group], stream=stream)
-        if stream is not None:
-            self.space.note_use()
+        try:
+            for group, sources, targets in moved:
+                transfer_blocks(sources, targets, self.pairs[group], stream=stream)
+        finally:
+            if stream is not None:  # also after some copies of a call that fails
+                self.space.note_use()
         return 0
 
     cdef void publish(self, PrefixCache prefix) noexcept:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +13,7 @@ from numpy.typing import NDArray
 
 from pagecore.arrays.cuda.protocol import Event
 from pagecore.cache.parts import CacheParts
-from pagecore.errors import UnsupportedOption
+from pagecore.errors import PagecoreError, UnsupportedOption
 from pagecore.storage import HostPool
 from pagecore.storage.checks import shown
 from pagecore.tiers.host.copies.arriving import LayerEvents
@@ -52,8 +54,8 @@ class Transfers(Protocol):
     def spill(self, backup: Saved) -> bool:
         """Copy blocks that the device is about to reuse to the host; return True if `poll` ends the backup."""
 
-    def poll(self) -> list[tuple[Saved, str | None]]:
-        """End what is done; return the backups among it, each with an error or None."""
+    def poll(self) -> Iterator[tuple[Saved, str | None]]:
+        """End what is done, one after the other; yield the backups among it, each with an error or None."""
 
     def drain(self, timeout: float | None) -> bool:
         """Wait until everything submitted is done; `poll` then ends it."""
@@ -93,16 +95,16 @@ class HostTransfers:
         self.copies.run(backup.pairs, to_device=False)
         return False
 
-    def poll(self) -> list[tuple[Saved, str | None]]:
-        """Return an empty list."""
-        return []
+    def poll(self) -> Iterator[tuple[Saved, str | None]]:
+        """Yield nothing."""
+        yield from ()
 
     def drain(self, timeout: float | None) -> bool:  # noqa: ARG002
         """Return True."""
         return True
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Running:
     event: Event
     backup: Saved | None = None
@@ -159,10 +161,12 @@ class StreamTransfers:
         stream = self._staging.stream
         self._staging.refuse_captured(stream)
         if self._arrivals is None:
-            self.copies.run(pairs, to_device=True, stream=stream)
-            event = self._recorded(stream)
+            with self._submitting(stream):
+                self.copies.run(pairs, to_device=True, stream=stream)
+                event = self._recorded(stream)
         else:
-            event = self._load_layers(pairs, self._arrivals)
+            with self._submitting(self._load):
+                event = self._load_layers(pairs, self._arrivals)
         self._running.append(_Running(event, hold=hold))
         return True
 
@@ -187,8 +191,9 @@ class StreamTransfers:
         self._parts.store.await_arrivals()
         self._passed.record(stream)
         self._runtime.wait_event(self._save, self._passed)
-        self.copies.run(backup.pairs, to_device=False, stream=self._save)
-        self._running.append(_Running(self._recorded(self._save), backup=backup))
+        with self._submitting(self._save):
+            self.copies.run(backup.pairs, to_device=False, stream=self._save)
+            self._running.append(_Running(self._recorded(self._save), backup=backup))
         return True
 
     def spill(self, backup: Saved) -> bool:
@@ -196,26 +201,38 @@ class StreamTransfers:
         stream = self._staging.stream
         self._staging.refuse_captured(stream)
         self._parts.store.await_arrivals()
-        self.copies.run(backup.pairs, to_device=False, stream=stream)
-        self._running.append(_Running(self._recorded(stream), backup=backup))
+        with self._submitting(stream):
+            self.copies.run(backup.pairs, to_device=False, stream=stream)
+            self._running.append(_Running(self._recorded(stream), backup=backup))
         return True
+
+    @contextmanager
+    def _submitting(self, stream: int) -> Iterator[None]:
+        """Wait for what was submitted to a stream if the code below raises: the caller then gives the blocks back."""
+        try:
+            yield
+        except BaseException:
+            with suppress(PagecoreError):  # a device that is lost writes no more
+                self._runtime.synchronize(stream, self._device)
+            raise
 
     def _recorded(self, stream: int) -> Event:
         event = self._runtime.make_event(self._device)
         event.record(stream)
         return event
 
-    def poll(self) -> list[tuple[Saved, str | None]]:
-        """End the copies whose events have passed."""
-        done = [one for one in self._running if one.event.is_done()]
-        self._running = [one for one in self._running if one not in done]
-        ended = []
-        for one in done:
+    def poll(self) -> Iterator[tuple[Saved, str | None]]:
+        """End the copies whose events have passed; yield the backups."""
+        for one in list(self._running):
+            if not one.event.is_done():
+                continue
+            # Both before the copy is forgotten: a second call does nothing, and an interrupt leaks no pin.
             if one.hold is not None:
                 release(self._parts.state, one.hold)
+            error = None if one.backup is None else _finish(one.backup)
+            self._running.remove(one)
             if one.backup is not None:
-                ended.append((one.backup, _finish(one.backup)))
-        return ended
+                yield one.backup, error
 
     def drain(self, timeout: float | None) -> bool:
         """Wait for the events of all copies."""

@@ -296,15 +296,17 @@ cdef class Backup:
         return 1 if self.path is not None and self.path.receipt is not None else 0
 
     def finish(self):
-        """Publish the copied blocks in the host's tree, and release what the backup holds."""
+        """Publish the copied blocks in the host's tree, and release what the backup holds; a second call does nothing."""
         _guard = Held(self.state.lock)
-        self.settle()
+        if self.num_receipts:
+            self.settle()
 
     def give_up(self):
-        """Release what the backup holds; nothing is published."""
+        """Release what the backup holds; nothing is published. After `finish` the call does nothing."""
         _guard = Held(self.state.lock)
-        self.forget()
-        self.release()
+        if self.num_receipts:
+            self.forget()
+            self.release()
 
 
 def back_up(CacheState state not None, HostIndex host not None, sequence, int64_t most, copy, bint is_last=False):
