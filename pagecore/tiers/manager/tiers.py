@@ -16,6 +16,7 @@ from pagecore.cache.state._state import Held
 from pagecore.errors import UnsupportedOption
 from pagecore.storage.checks import flag, require_int, shown
 from pagecore.tiers.guard import Guard
+from pagecore.tiers.host.operations._operations import require_all
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.manager.arguments import (
@@ -282,10 +283,11 @@ class Tiers(EvictionCalls):
         int
             Blocks that were new in the host; see `HostTier.backup`.
         """
-        copied, most = 0, ALL if max_tokens is None else require_int("max_tokens", max_tokens, min=0, max=None)
+        copied, most = 0, ALL if max_tokens is None else min(require_int("max_tokens", max_tokens, 0, max=None), ALL)
         with Held(self._parts.state.lock):
+            listed = require_all(self._parts.state, as_list(sequences))
             self._write()
-            for sequence in as_list(sequences):
+            for sequence in listed:
                 limit = min(most, self._stores.streams.limit_of(sequence))
                 copied += self.host.backup(sequence, max_tokens=limit)
                 self._write_whole(sequence, most)

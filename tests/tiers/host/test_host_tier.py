@@ -170,6 +170,40 @@ def test_layers_are_copied_one_by_one():
     tier.close()
 
 
+@pytest.mark.parametrize("counts", [[], [1, 1]])
+def test_counts_have_an_entry_for_each_lane(counts):
+    tier = HostTier(cached(), num_blocks=9)
+    for call in (tier.make_room, tier.spill):
+        with pytest.raises(ShapeError, match=f"has {len(counts)} entries; give 1"):
+            call(counts)
+
+
+def test_numbers_of_any_size_are_limits():
+    cache = cached(20)
+    with Tiers(cache, HostTier(cache, num_blocks=20), write="explicit", min_tokens=2**70) as tiers:
+        sequence = cache.add_sequence(range(9))
+        cache.commit(cache.prepare([sequence], 9))
+        assert tiers.save(sequence, max_tokens=2**70) == 2
+        assert tiers.host.backup(sequence, max_tokens=2**70) == 0
+        tiers.host.hold(range(9), max_tokens=2**70).release()
+        cache.remove(sequence)
+        cache.clear_prefix_cache()
+        assert cache.add_sequence(range(9)).num_cached_tokens == 0
+        assert tiers.host.promote(range(9), max_tokens=2**70, min_tokens=2**70) == 0
+
+
+def test_a_list_with_a_sequence_of_another_cache_copies_nothing():
+    cache, other = cached(20), cached(20)
+    sequence, foreign = cache.add_sequence(range(8)), other.add_sequence(range(8))
+    cache.commit(cache.prepare([sequence], 8))
+    tier = HostTier(cache, num_blocks=20)
+    with Tiers(cache, tier, write="explicit") as tiers:
+        for call in (tier.backup, tiers.save):
+            with pytest.raises(InvalidSequence):
+                call([sequence, foreign])
+        assert tier.match(range(9)) == 0
+
+
 def test_leases_are_used_once():
     tier = HostTier(cached(), num_blocks=9)
     with pytest.raises(ShapeError, match="each of 1 lanes"):
@@ -184,6 +218,10 @@ def test_leases_are_used_once():
     with pytest.raises(DoubleFree):
         tier.adopt(lease, range(8))
     assert tier.reserve([range(9)]) is None
+    far = tier.reserve([[2**32]])
+    with pytest.raises(ShapeError, match="fill 1 blocks"):
+        tier.adopt(far, range(4))
+    far.release()
     twice = tier.reserve([[0, 0]])
     with pytest.raises(ShapeError, match="twice"):
         tier.adopt(twice, range(8))

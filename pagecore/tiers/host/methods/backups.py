@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from pagecore.cache.sequences._sequences import Sequence, as_list
 from pagecore.cache.state._state import Held
-from pagecore.errors import InvalidSequence
-from pagecore.storage.checks import flag, require_int
+from pagecore.storage.checks import INT32_MAX, flag, require_int
 from pagecore.tiers.host.methods.records import Backup
 from pagecore.tiers.host.methods.spilling import SpillMethods
 from pagecore.tiers.host.operations import _operations
@@ -43,7 +42,7 @@ class BackupMethods(SpillMethods):
         Raises
         ------
         InvalidSequence
-            A sequence that is not of this cache.
+            A sequence that is not of this cache; nothing was copied.
         PagecoreError
             A copy failed: the host has what it had.
         """
@@ -51,11 +50,11 @@ class BackupMethods(SpillMethods):
         ends = flag("is_last", is_last)
         if not self._transfers.is_ready():
             return 0
-        copied, most = 0, 2**31 if max_tokens is None else require_int("max_tokens", max_tokens, min=0, max=None)
+        most = INT32_MAX if max_tokens is None else min(require_int("max_tokens", max_tokens, 0, max=None), INT32_MAX)
         with Held(self._parts.state.lock):
-            for sequence in as_list(sequences):
-                copied += self._back_up(sequence, most, ends)
-        return copied
+            listed = _operations.require_all(self._parts.state, as_list(sequences))
+            self._end_copies()  # or the blocks of those that are done would be copied again
+            return sum([self._back_up(sequence, most, ends) for sequence in listed])
 
     def list_changed(self, sequences: Iterable[Sequence]) -> list[Sequence]:
         """Return the sequences that have published a block or a checkpoint since their last backup, or had no room.
@@ -79,9 +78,8 @@ class BackupMethods(SpillMethods):
     def _back_up(self, sequence: Sequence, most: int, is_last: bool) -> int:
         try:
             one = _operations.back_up(self._parts.state, self._index, sequence, most, self._transfers.backup, is_last)
-        except Exception as error:
-            if not isinstance(error, InvalidSequence):
-                self._counts["failed"] += 1
+        except Exception:
+            self._counts["failed"] += 1
             raise
         if one is None:
             return 0
@@ -94,14 +92,18 @@ class BackupMethods(SpillMethods):
     def poll(self) -> list[Backup]:
         """Publish the copies that are done, and return the backups that ended since the last call: the latest 1,024."""
         with Held(self._parts.state.lock):
-            for one, error in self._transfers.poll():
-                self._counts["failed"] += error is not None
-                ended = Backup.of(one, error) if isinstance(one, _operations.Backup) else None
-                if ended is not None:
-                    self._ended.append(ended)
+            self._end_copies()
             records = list(self._ended)
             self._ended.clear()
         return records
+
+    def _end_copies(self) -> None:
+        """Publish the copies that are done, and keep their records for `poll`."""
+        for one, error in self._transfers.poll():
+            self._counts["failed"] += error is not None
+            ended = Backup.of(one, error) if isinstance(one, _operations.Backup) else None
+            if ended is not None:
+                self._ended.append(ended)
 
     def drain(self, timeout: float | None = None) -> bool:
         """Wait until no copy runs; return False if `timeout` seconds pass first. `poll` then returns what ended."""

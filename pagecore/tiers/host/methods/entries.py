@@ -78,12 +78,12 @@ class EntryMethods(SpillMethods):
             The lease was adopted or released before.
         """
         ids, options, _ = self._prefix_of(tokens, namespace, spans, None, cross_digest)
-        places = [each.astype(np.int32) for each in lease.positions]
+        places = list(lease.positions)
         if ok is not None:
             if [len(each) for each in ok] != [len(each) for each in places]:
                 counts = [len(each) for each in places]
                 raise ShapeError(f"ok has {[len(each) for each in ok]} entries; expected {counts}")
-            places = [np.where(each, one, -1).astype(np.int32) for each, one in zip(ok, places, strict=True)]
+            places = [np.where(each, one, -1) for each, one in zip(ok, places, strict=True)]
         with Held(self._parts.state.lock):
             _operations.adopt(self._parts.state, self._index, lease._inner, ids, options, places)
             return _operations.match_both(self._parts.state, self._index, ids, options, len(ids))[1]
@@ -100,7 +100,7 @@ class EntryMethods(SpillMethods):
         """Pin what the host has of a prefix while its bytes are read; see `Hold`. Arguments are those of `match`."""
         self._require_open()
         ids, options, _ = self._prefix_of(tokens, namespace, spans, None, cross_digest)
-        most = len(ids) if max_tokens is None else require_int("max_tokens", max_tokens, min=0, max=None)
+        most = len(ids) if max_tokens is None else min(require_int("max_tokens", max_tokens, 0, max=None), len(ids))
         with Held(self._parts.state.lock):
             self._publish_for(ids, options)
             inner = _operations.hold(self._parts.state, self._index, ids, options, most)

@@ -19,14 +19,21 @@ class EvictMethods(TierParts):
     """`HostTier.make_room`, `clear`, `evict_prefix`, `evict_namespace`, `revoke_prefix` and `path_length`."""
 
     def make_room(self, counts: Listed[int]) -> bool:
-        """Evict until `counts` entries of each lane are free; return False, with nothing evicted, if they cannot be."""
+        """Evict until `counts` entries of each lane are free; return False, with nothing evicted, if they cannot be.
+
+        Raises
+        ------
+        ShapeError
+            Not one number for each lane.
+        """
+        needed = self._counts_of_lanes("counts", counts)
         with Held(self._parts.state.lock):
-            if self._index.free(list(counts)):
+            if self._index.free(needed):
                 return True
             if self._index.tail is None:
                 return False
             _operations.drop_waiting(self._parts.state, self._index)
-            return self._index.free(list(counts))
+            return self._index.free(needed)
 
     def clear(self) -> int:
         """Evict everything that is not pinned; return the number of freed blocks."""

@@ -12,7 +12,7 @@ from pagecore.cache.lifecycle.cross_request import cross_namespace
 from pagecore.cache.parts import CacheParts
 from pagecore.cache.prefix.retention import RetentionOptions, Spans, retention_options, reusable
 from pagecore.cache.sequences._sequences import token_ids
-from pagecore.errors import UnsupportedOption
+from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.index import BlockPool
 from pagecore.storage import HostPool
 from pagecore.tiers.host.copies.streams import Transfers
@@ -54,6 +54,16 @@ class TierParts:
     def _require_open(self) -> None:
         if self._is_closed:
             raise UnsupportedOption("the host tier is closed; make another one")
+
+    def _counts_of_lanes(self, name: str, counts: Listed[int]) -> list[int]:
+        """Return a number for each lane; raise ShapeError for other numbers of them."""
+        listed = list(counts)
+        if len(listed) != self.num_lanes:
+            raise ShapeError(
+                f"{name} has {len(listed)} entries; give {self.num_lanes}: one for each group of tokens, and one for "
+                "the states of a cache that has them"
+            )
+        return listed
 
     def _require_memory(self) -> None:
         """Raise an error if the tier is closed, or the memory of the cache is released."""

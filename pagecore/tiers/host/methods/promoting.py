@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pagecore.cache.prefix.retention import RetentionOptions, Spans
 from pagecore.cache.state._state import Held
-from pagecore.storage.checks import require_int
+from pagecore.storage.checks import INT32_MAX, require_int
 from pagecore.tiers.host.methods.spilling import SpillMethods
 from pagecore.tiers.host.operations import _operations
 
@@ -91,6 +91,7 @@ class PromoteMethods(SpillMethods):
     def promote_ids(self, ids: NDArray[np.int32], options: RetentionOptions, most: int, min_tokens: int) -> int:
         """Do the work of `promote`, with converted arguments."""
         self._require_memory()
+        min_tokens = min(min_tokens, INT32_MAX)
         spill = self.spill if self.is_exclusive and self._transfers.is_ready() else None
         with Held(self._parts.state.lock):
             self._publish_for(ids, options)

@@ -51,12 +51,18 @@ class SpillMethods(TierParts):
         -------
         int
             Evicted blocks and states.
+
+        Raises
+        ------
+        ShapeError
+            Not one number for each group, and one for the states of a cache that has them.
         """
         self._require_open()
+        counts = self._counts_of_lanes("missing", missing)
         if not self._transfers.is_ready():
             return 0
         return _operations.save_victims(
-            self._parts.state, self._index, list(missing), self._copy_spilled, self._note_published
+            self._parts.state, self._index, counts, self._copy_spilled, self._note_published
         )
 
     def publish_spilled(self) -> None:

@@ -142,7 +142,7 @@ class StreamMethods(EntryMethods):
         try:
             self._require_memory()
             ids, options, _ = self._prefix_of(tokens, namespace, spans, None, None)
-            places = [np.where(each, one, -1).astype(np.int32) for each, one in zip(ok, lease.positions, strict=True)]
+            places = [np.where(each, one, -1) for each, one in zip(ok, lease.positions, strict=True)]
             spill = self.spill if self.is_exclusive and self._transfers.is_ready() else None
             try:
                 count, copied = _operations.deliver(

@@ -77,10 +77,10 @@ def adopt(
     lease: EntryLease,
     ids: NDArray[np.int32],
     options: RetentionOptions,
-    places: Listed[NDArray[np.int32]],
+    places: Listed[NDArray[np.int64]],
 ) -> int: ...
 def check_places(
-    index: HostIndex, num_blocks: int, held: Listed[NDArray[np.int32]], places: Listed[NDArray[np.int32]]
+    index: HostIndex, num_blocks: int, held: Listed[NDArray[np.int32]], places: Listed[NDArray[np.int64]]
 ) -> None: ...
 def hold(
     state: CacheState, index: HostIndex, ids: NDArray[np.int32], options: RetentionOptions, most: int
@@ -130,6 +130,7 @@ def back_up(
     is_last: bool = False,
 ) -> Backup | None: ...
 def options_of(sequence: Sequence) -> RetentionOptions: ...
+def require_all(state: CacheState, sequences: Iterable[object]) -> list[Sequence]: ...
 def version_of(sequence: Sequence) -> int: ...
 def is_new(sequence: Sequence) -> bool: ...
 def newly_run(sequences: list[Sequence]) -> list[Sequence]: ...
@@ -234,7 +235,7 @@ def deliver(
     lease: EntryLease,
     ids: NDArray[np.int32],
     options: RetentionOptions,
-    places: Listed[NDArray[np.int32]],
+    places: Listed[NDArray[np.int64]],
     copy: Callable[[list[NDArray[np.int32]], EntryHold], bool],
     spill: Callable[[list[int]], object] | None = None,
 ) -> tuple[int, list[int]]: ...

@@ -353,6 +353,14 @@ def back_up(CacheState state not None, HostIndex host not None, sequence, int64_
     return one
 
 
+def require_all(CacheState state not None, sequences):
+    """Return sequences as a list; raise InvalidSequence for one that is not of the cache, or was removed."""
+    checked = []
+    for sequence in sequences:
+        checked.append(require(state, sequence, False))
+    return checked
+
+
 def list_changed(CacheState state not None, HostIndex host not None, sequences not None):
     """Return the sequences with published blocks or a checkpoint to back up since their last backup. Hold the lock."""
     cdef Sequence sequence

@@ -164,12 +164,13 @@ def adopt(CacheState state not None, HostIndex index not None, EntryLease lease 
     Parameters
     ----------
     places : list of numpy.ndarray
-        Index of the block in the prefix of each block of each lane, -1 for none; for a state the index of the block at
-        whose end it is.
+        int64 index of the block in the prefix of each block of each lane, -1 for none; for a state the index of the
+        block at whose end it is.
     """
     cdef PrefixKey prefix = prefix_key(index.block_size, ids, options)
     cdef vector[vector[int32_t]] lanes
-    cdef const int32_t[::1] indices, blocks
+    cdef const int64_t[::1] indices
+    cdef const int32_t[::1] blocks
     cdef RetentionHint no_hint
     cdef HintRanges no_ranges
     cdef int64_t state_blocks = 0
@@ -213,8 +214,8 @@ def check_places(HostIndex index not None, int64_t num_blocks, held, places):
             f"places have {[len(each) for each in places]} entries; the lease has {[len(each) for each in held]} blocks"
         )
     for each in places:
-        if len(each) and (min(each) < -1 or max(each) >= num_blocks):
-            raise ShapeError(f"places run from {min(each)} to {max(each)}; the tokens fill {num_blocks} blocks")
+        if len(each) and (each.min() < -1 or each.max() >= num_blocks):
+            raise ShapeError(f"places run from {each.min()} to {each.max()}; the tokens fill {num_blocks} blocks")
         known = each[each >= 0]
         if len(np.unique(known)) != len(known):
             raise ShapeError("places list a block of the prefix twice; give each index once")

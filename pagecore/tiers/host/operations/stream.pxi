@@ -207,7 +207,7 @@ cdef int64_t num_connected(
     cdef NativeMatch found
     cdef Query query = key.query(key.num_blocks)
     cdef int64_t count = key.num_blocks
-    cdef const int32_t[::1] indices
+    cdef const int64_t[::1] indices
     cdef vector[int32_t] there
     cdef int32_t group
     cdef Py_ssize_t i
@@ -233,7 +233,8 @@ cdef int hold_lease(Promotion one, held, places, int64_t num_blocks) except -1:
     """Let a promotion copy from leased blocks: take a reference to each one before `num_blocks`."""
     cdef EntryHold hold = EntryHold.__new__(EntryHold)
     cdef vector[vector[int32_t]] like
-    cdef const int32_t[::1] indices, blocks
+    cdef const int64_t[::1] indices
+    cdef const int32_t[::1] blocks
     cdef size_t group
     cdef Py_ssize_t i
     hold.index = one.host
