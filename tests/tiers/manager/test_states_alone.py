@@ -16,6 +16,7 @@ from pagecore import (
     UnsupportedOption,
 )
 from pagecore.tiers.disk import DiskStore
+from pagecore.tiers.guard import Deadline, Guard
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.manager.tiers import Tiers
@@ -76,6 +77,7 @@ def test_a_store_of_another_run_has_the_states(kind, spec, tmp_path):
         store = MemoryStore(data=data)
         if kind == "disk":
             store = DiskStore(tmp_path, fingerprint=fingerprint, max_bytes=1 << 22)
+        store = Guard(store, deadline=Deadline(20.0))  # a busy machine is not a fault
         host = HostTier(cache, num_states=9, huge_pages=False)
         with Tiers(cache, host, [store], fingerprint=fingerprint, min_tokens=1) as tiers:
             for namespace in (None, "tenant"):
