@@ -414,6 +414,27 @@ def test_layers_compute_while_later_layers_load(cuda):
     tier.close()
 
 
+def test_a_later_pipelined_tier_leaves_the_loads_of_an_earlier_one_to_wait_for(cuda):
+    if not cuda.is_emulated:
+        pytest.skip("only the emulator counts waits")
+    cache = make(cuda, LAYERS[:2])
+    tier = tier_of(cache, pipelined=True)
+    sequence, _ = computed(cuda, cache, range(13))
+    tier.backup(sequence)
+    tier.drain()
+    tier.poll()
+    cache.remove(sequence)
+    cache.clear_prefix_cache()
+    tier.promote(range(13))
+    other = tier_of(cache, pipelined=True)
+    assert requests_of(cuda, lambda: cache.key(0)).get("waits") == 1
+    assert requests_of(cuda, tier.wait_for_loads).get("waits") == 1
+    for one in (tier, other):
+        one.drain()
+        one.poll()
+        one.close()
+
+
 def test_other_work_waits_for_every_layer(cuda):
     if not cuda.is_emulated:
         pytest.skip("only the emulator counts waits")

@@ -11,14 +11,20 @@ class LayerEvents:
     """An event for each layer that is being loaded; implements `Arrivals` of the cache's store.
 
     Layer n can compute while layer n + 1 loads: the accessors of the cache wait for the event of their layer only.
+
+    Attributes
+    ----------
+    stream : int
+        Stream of all loads, of every tier of the cache: the newest event of a layer comes after the earlier ones.
     """
 
     def __init__(self, staging: Staging, runtime: Runtime) -> None:
         self._staging, self._runtime = staging, runtime
+        self.stream = runtime.make_stream(staging.device)
         self._events: dict[tuple[bool, int, int], Event] = {}
 
     def note(self, layer: Layer, event: Event) -> None:
-        """Let work on a layer wait for an event, instead of an earlier one of the same stream."""
+        """Let work on a layer wait for an event of `stream`, instead of an earlier one."""
         self._events[_key(layer)] = event
 
     def wait(self, layer: Layer) -> None:

@@ -130,8 +130,9 @@ class StreamTransfers:
         self._is_ready = False
         self._arrivals: LayerEvents | None = None
         if pipelined:
-            self._load = self._runtime.make_stream(self._device)
-            self._arrivals = parts.store.arrivals = LayerEvents(parts.staging, self._runtime)
+            found = parts.store.arrivals  # those of an earlier tier of the cache, whose loads may still run
+            self._arrivals = found if isinstance(found, LayerEvents) else LayerEvents(parts.staging, self._runtime)
+            parts.store.arrivals = self._arrivals
 
     def stream_of(self, stream: int | None) -> int | None:
         """Return the given stream, or that of the cache's last step."""
@@ -165,7 +166,7 @@ class StreamTransfers:
                 self.copies.run(pairs, to_device=True, stream=stream)
                 event = self._recorded(stream)
         else:
-            with self._submitting(self._load):
+            with self._submitting(self._arrivals.stream):
                 event = self._load_layers(pairs, self._arrivals)
         self._running.append(_Running(event, hold=hold))
         return True
@@ -173,14 +174,15 @@ class StreamTransfers:
     def _load_layers(self, pairs: Pairs, arrivals: LayerEvents) -> Event:
         """Submit the copies layer by layer to a stream of their own; return the event of the last."""
         self._passed.record(self._staging.stream)  # earlier steps may still use the new blocks
-        self._runtime.wait_event(self._load, self._passed)
-        event = self._recorded(self._load)
+        stream = arrivals.stream
+        self._runtime.wait_event(stream, self._passed)
+        event = self._recorded(stream)
         for number, layer in enumerate(self._parts.layers):
             lane = len(pairs) - 1 if layer.keeps_state else layer.cached_group
             is_kept = layer.keeps_state or lane < len(self._parts.cached_groups)
             if is_kept and len(pairs[lane]):
-                self.copies.run_layer(number, pairs[lane], to_device=True, stream=self._load)
-                event = self._recorded(self._load)
+                self.copies.run_layer(number, pairs[lane], to_device=True, stream=stream)
+                event = self._recorded(stream)
                 arrivals.note(layer, event)
         return event
 
