@@ -40,6 +40,10 @@ class SharedHost(Protocol):
     def num_available(self) -> int:
         """Free and evictable blocks of the scarcest group."""
 
+    @property
+    def is_closed(self) -> bool:
+        """True after the tier was closed."""
+
     def make_room(self, counts: Listed[int]) -> bool:
         """Evict until `counts` blocks of each pool are free; return False if they cannot be."""
 

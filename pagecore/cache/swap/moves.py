@@ -35,6 +35,7 @@ def move_out(parts: CacheParts, sequences: Any, space: SwapSpace) -> OutOfBlocks
     """Move the computed blocks of sequences into a space; return None, or the error if the space lacks blocks."""
     if not isinstance(space, SwapSpace) or not space.serves(parts):
         raise InvalidSequence(f"expected a swap space of this cache (SwapSpace(cache)), got {shown(space)}")
+    space.require_open()
     return swap_out(parts.state, sequences, space, partial(_short_of_space, parts, space), partial(_moves, parts))
 
 

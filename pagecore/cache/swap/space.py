@@ -215,6 +215,11 @@ class SwapSpace:
                 if not np.array_equal(counts, pool.ref_counts()):
                     raise PagecoreError(f"group {group} of {self!r}: reference counts do not match the holders")
 
+    def require_open(self) -> None:
+        """Raise UnsupportedOption if the space has the memory of a host tier that was closed."""
+        if self._host is not None and self._host.is_closed:
+            raise UnsupportedOption("the host tier of the swap space is closed; make another tier and another space")
+
     def shares(self, host: object) -> bool:
         """Return True if the space has the memory of `host`."""
         return self._host is not None and self._host is host
@@ -276,6 +281,8 @@ def _check_host(cache: PartsOwner, parts: CacheParts, host: SharedHost, own: dic
         raise UnsupportedOption(f"host is given, and {given[0]} too; the space has the tier's memory: leave it out")
     if getattr(host, "cache", None) is not cache:
         raise UnsupportedOption(f"host is {shown(host)}; expected a HostTier of this cache")
+    if host.is_closed:
+        raise UnsupportedOption("the host tier is closed; make another one")
     if parts.cross is not None:
         raise UnsupportedOption(
             "the cache has cross-attention layers, whose blocks a host tier leaves out; give the space num_blocks"

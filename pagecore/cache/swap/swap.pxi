@@ -100,6 +100,8 @@ def swap_in(CacheState state not None, sequences, refuse, moves):
         return error
     arrival.reserve(moves)
     arrival.make_room()
+    if state.prefix is not None:
+        number_namespaces(state.prefix, arrival.coming)  # again: code of the observer has run
     error = arrival.take()
     if error is not None:
         return error

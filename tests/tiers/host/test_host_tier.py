@@ -263,6 +263,20 @@ def test_swapped_sequences_evict_what_the_tier_caches():
     tier.close()
 
 
+def test_swap_spaces_refuse_a_host_tier_that_is_closed():
+    cache = cached(20)
+    tier = HostTier(cache, num_blocks=20)
+    space = SwapSpace(cache, host=tier)
+    sequence = cache.add_sequence(range(8))
+    cache.commit(cache.prepare([sequence], 8))
+    tier.close()
+    with pytest.raises(UnsupportedOption, match="is closed; make another"):
+        cache.swap_out([sequence], space)
+    with pytest.raises(UnsupportedOption, match="is closed; make another"):
+        SwapSpace(cache, host=tier)
+    assert not sequence.is_swapped
+
+
 def test_tiers_refuse_a_host_tier_that_is_closed():
     cache = PagedKVCache(SPEC, num_blocks=9, block_size=4)
     tier = HostTier(cache, num_blocks=40, huge_pages=False)
