@@ -89,9 +89,9 @@ class CacheObserver:
         if self.write in ("through", "second_hit"):
             streams, num_cut = self._stores.streams, self.host.num_cut
             is_streamed = streams.has_owners
-            # A step rarely completes a block of a decoding sequence; limits may change without one.
-            has_limits = is_streamed or self.write == "second_hit"
-            for sequence in sequences if has_limits else self.host.list_changed(sequences):
+            # A step rarely completes a block of a decoding sequence; limits of second hits may change without one.
+            listed = sequences if self.write == "second_hit" else self.host.list_changed(sequences)
+            for sequence in listed:
                 self._back_up(sequence, streams.limit_of(sequence) if is_streamed else None)
             self._write()
             if is_streamed or self.host.num_cut > num_cut:

@@ -6,6 +6,7 @@ from threading import Barrier
 import numpy as np
 import pytest
 
+from pagecore.tiers.manager.writing.stream_parts import StreamedPrefix
 from tests.tiers.manager.request_world import BLOCK, PROMPT, put
 
 
@@ -225,6 +226,22 @@ def test_the_deadline_of_a_request_that_waits_holds(world):
         w.stores[0].finish_all()
         w.side.poll()
     assert first.num_tokens == 24
+    first.release()
+
+
+def test_a_request_that_is_released_while_it_waits_searches_nothing(world):
+    """The stores have not answered: what they were given stays known."""
+    w = world()
+    put(w.stores[0], w.host, PROMPT)
+    prefix = StreamedPrefix(PROMPT[:24], None, None)
+    w.side._passed.add(PROMPT[:24], prefix)
+    first, second = w.side.request(PROMPT), w.side.request(PROMPT)
+    second.release()
+    for _ in range(3):
+        w.stores[0].finish_all()
+        w.side.poll()
+    assert (first.num_tokens, second.has_ended) == (24, True)
+    assert w.side._passed.match(PROMPT, prefix) == 24
     first.release()
 
 

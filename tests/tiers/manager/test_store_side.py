@@ -39,6 +39,27 @@ def test_a_copy_pins_what_stores_read(world):
         assert set(store.entries) == {bytes(key) for key in lane_keys(chain[2:6], 0)}
 
 
+@pytest.mark.parametrize("most", [0, 1, 4])
+def test_a_write_that_raises_pins_only_what_stores_read(world, most):
+    w = world(chunk_bytes=512)
+    w.host.fill(PROMPT)
+    chain, made = chain_of(PROMPT), []
+
+    def keys(lane, positions):
+        if len(made) == most:
+            raise MemoryError
+        made.append(lane_keys(chain[positions], lane))
+        return made[-1]
+
+    with pytest.raises(MemoryError):
+        w.side._writer.write(PROMPT, None, None, 0, keys)
+    assert w.side.num_pins == bool(w.stores[0].batches) == (most > 1)
+    w.stores[0].finish_all()
+    w.side.poll()
+    assert w.side.num_pins == 0
+    w.side.check_invariants()
+
+
 def test_close_ends_everything(world):
     w = world()
     put(w.stores[0], w.host, PROMPT)

@@ -108,6 +108,21 @@ def test_blocks_that_are_generated_after_a_long_prompt_are_stored():
         assert served.serve(longer[:157]).num_tokens == 156
 
 
+def test_a_prefix_that_is_streamed_costs_other_sequences_no_backup(monkeypatch):
+    with Served([MemoryStore()], num_blocks=60, host_blocks=HOST) as served:
+        cache, host = served.cache, served.tiers.host
+        sequences = [cache.add_sequence(tokens) for tokens in (PROMPT, range(500, 505), range(600, 607))]
+        cache.commit(cache.prepare(sequences, [101, 5, 7]))
+        assert served.tiers._stores.streams.has_owners
+        offered, backup = [], host.backup
+        monkeypatch.setattr(host, "backup", lambda one, **options: (offered.append(one), backup(one, **options))[1])
+        cache.append_tokens(sequences, [[1], [2], [3]])
+        cache.commit(cache.prepare(sequences, 1))
+        assert offered == [sequences[0], sequences[2]], "that which is streamed, and that which has completed a block"
+        for sequence in sequences:
+            cache.remove(sequence)
+
+
 def test_blocks_that_are_computed_again_after_a_truncation_are_stored():
     """The sequence is as long as when its prefix was streamed, with other tokens."""
     store = MemoryStore()

@@ -104,6 +104,7 @@ class Load:
         self._pin_again()
         self._look()
         if self.is_expired or self._pin is None:
+            self._search.skip()
             return
         has_missed = self._asked <= other._asked and other.has_missed(self._first_missing)
         self._waits_for = None if has_missed else leader_of(self)

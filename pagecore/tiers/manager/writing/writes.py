@@ -184,6 +184,21 @@ class Writer:
         answered: Callable[[Flags], None] | None = None,
     ) -> int:
         self._open[reader] = 1  # this call
+        try:
+            return self._submit_chunks(reader, prefix, lanes, is_chosen, ports, answered)
+        finally:
+            self._ended(reader)
+
+    def _submit_chunks(
+        self,
+        reader: Releasable,
+        prefix: Written,
+        lanes: Sequence[tuple[Positions, Pieces]],
+        is_chosen: Sequence[Flags],
+        ports: Sequence[StorePort],
+        answered: Callable[[Flags], None] | None,
+    ) -> int:
+        """Submit the chosen entries of each lane in batches; return their number."""
         positions = [places[mask] for (places, _), mask in zip(lanes, is_chosen, strict=True)]
         pieces = [where[mask] for (_, where), mask in zip(lanes, is_chosen, strict=True)]
         count = sum(map(len, positions))
@@ -200,7 +215,6 @@ class Writer:
                 self._open[reader] += 1
                 ended = partial(self._saved, reader, port, prefix, chosen, entries, answered)
                 port.save(entries, memory, ended, np.concatenate(before))
-        self._ended(reader)
         return count
 
     def _saved(
