@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +17,7 @@ from pagecore.tiers.manager.ledger import Ledger
 from pagecore.tiers.manager.port import Flags, Positions, Spans
 from pagecore.tiers.store import (
     BlockStore,
+    Done,
     EntryLister,
     EntryRemover,
     EntryTaker,
@@ -69,7 +71,9 @@ class StorePort:
         self.num_refused = 0
         self.last_error: str | None = None
         self._open: dict[int, tuple[Ended, int]] = {}
-        self._refused: list[tuple[Ended, int, str]] = []
+        self._refused: deque[tuple[Ended, int, str]] = deque()
+        # Batches that the store has ended, until the code that waits for them was called, which may raise.
+        self._done: deque[Done] = deque()
         self._saves: set[int] = set()
         self._removals: list[_Removal] = []
 
@@ -172,25 +176,34 @@ class StorePort:
             self._try(lambda: self.store.cancel(ticket))
 
     def poll(self) -> int:
-        """Call the code that waits for each batch that ended; return the number of batches."""
+        """Call the code that waits for each batch that ended; return the number of batches.
+
+        If that raises, the next call goes on with the other batches.
+        """
         # Before the ends: an entry that comes back later is noted at the end of its batch.
         self._try(self._note_evicted)
-        refused, self._refused = self._refused, []
-        for ended, count, reason in refused:
+        num_ended = len(self._refused)
+        for _ in range(num_ended):  # not those that the calls add
+            ended, count, reason = self._refused.popleft()
             ended(np.zeros(count, np.bool_), reason)
-        batches = self.store.poll()
-        for done in batches:
-            waiting = self._open.pop(done.ticket, None)
-            self._saves.discard(done.ticket)
-            if waiting is None:
-                continue
-            ended, count = waiting
-            ok = np.asarray(done.ok, np.bool_)
-            if done.error is not None:
-                self.last_error = done.error
-            ended(ok if ok.shape == (count,) else np.zeros(count, np.bool_), done.error)
+        self._done.extend(self.store.poll())
+        num_ended += len(self._done)
+        while self._done:
+            self._end(self._done.popleft())
         self._submit_removals()
-        return len(refused) + len(batches)
+        return num_ended
+
+    def _end(self, done: Done) -> None:
+        """Call the code that waits for a batch."""
+        waiting = self._open.pop(done.ticket, None)
+        self._saves.discard(done.ticket)
+        if waiting is None:
+            return
+        ended, count = waiting
+        ok = np.asarray(done.ok, np.bool_)
+        if done.error is not None:
+            self.last_error = done.error
+        ended(ok if ok.shape == (count,) else np.zeros(count, np.bool_), done.error)
 
     def note(
         self,

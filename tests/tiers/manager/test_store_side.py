@@ -205,6 +205,25 @@ def test_a_poll_that_raises_loses_no_request(world):
     assert w.side.poll() == []
 
 
+@pytest.mark.parametrize("refuses", [False, True])
+def test_an_end_that_raises_loses_no_later_one(world, refuses):
+    w = world()
+    (port,), keys, ended = w.side.ports, lane_keys(chain_of(PROMPT), 0), []
+
+    def fails(_ok, _error):
+        raise MemoryError
+
+    w.stores[0].refuses = OSError("gone") if refuses else None
+    for end in (fails, lambda ok, _error: ended.append(len(ok))):
+        port.lookup(keys, end)
+    w.stores[0].finish_all()
+    with pytest.raises(MemoryError):
+        port.poll()
+    assert (ended, port.num_pending) == ([], 1)
+    port.poll()
+    assert (ended, port.num_pending) == ([6], 0)
+
+
 def test_requests_that_are_waited_for_after_a_drain_are_returned_once(world):
     w = world()
     requests = []
