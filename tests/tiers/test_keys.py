@@ -270,6 +270,13 @@ def test_ranks_that_hold_the_same_heads_may_share_entries():
         Fingerprint.of(hybrid, model="m", replicas=4)
 
 
+def test_integers_of_numpy_make_the_same_fingerprint():
+    numbers = {"block_size": 16, "payload_bytes": (4096,), "rank": 1, "num_ranks": 2, "first_layer": 3}
+    of_numpy = {name: (np.int64(4096),) if name == "payload_bytes" else np.int64(n) for name, n in numbers.items()}
+    assert fingerprint(**of_numpy) == fingerprint(**numbers)
+    assert fingerprint(**of_numpy).digest == fingerprint(**numbers).digest
+
+
 def test_pipeline_stages_of_equal_layers_have_other_fingerprints():
     stages = [Fingerprint.of(cache(), model="m", first_layer=first) for first in (0, 4, 8)]
     assert stages[0] == Fingerprint.of(cache(), model="m")
@@ -315,6 +322,9 @@ def test_fingerprints_are_equal_in_another_process():
         ({"salt": "text"}, UnsupportedOption),
         ({"hash": "md5"}, UnsupportedOption),
         ({"block_size": 0}, ShapeError),
+        ({"rank": 2, "num_ranks": 2}, ShapeError),
+        ({"rank": -1}, ShapeError),
+        ({"num_ranks": 0}, ShapeError),
         ({"lanes": ()}, ShapeError),
         ({"payload_bytes": (1, 2)}, ShapeError),
         ({"payload_bytes": (0,)}, ShapeError),

@@ -66,7 +66,7 @@ class Fingerprint:
     UnsupportedOption
         No model, or an unknown hash.
     ShapeError
-        No lanes, another number of payload bytes, or a `first_layer` below 0.
+        No lanes, another number of payload bytes, a `first_layer` below 0, or a `rank` that `num_ranks` does not have.
     """
 
     model: str
@@ -92,8 +92,11 @@ class Fingerprint:
             raise UnsupportedOption(f"salt is a {type(self.salt).__name__}; give bytes")
         if not isinstance(self.hash, str) or self.hash not in HASHES:
             raise UnsupportedOption(f"hash is {shown(self.hash)}; use one of {', '.join(HASHES)}")
-        require_int("block_size", self.block_size)
-        require_int("first_layer", self.first_layer, 0)
+        # As int: the digest is of JSON, which knows no integers of NumPy.
+        for name, least in (("block_size", 1), ("first_layer", 0), ("num_ranks", 1), ("rank", 0)):
+            object.__setattr__(self, name, require_int(name, getattr(self, name), least))
+        if self.rank >= self.num_ranks:
+            raise ShapeError(f"rank is {self.rank} of {self.num_ranks} ranks; give 0 to {self.num_ranks - 1}")
         for name in ("lanes", "payload_bytes"):
             if not isinstance(getattr(self, name), tuple):
                 raise ShapeError(f"{name} is {shown(getattr(self, name))}; give a tuple with an entry for each lane")
@@ -106,8 +109,8 @@ class Fingerprint:
             )
         if len(self.lanes) > 255:
             raise ShapeError(f"there are {len(self.lanes)} lanes; a content key counts up to 255")
-        for size in self.payload_bytes:
-            require_int("payload_bytes of a lane", size, max=None)
+        sizes = [require_int("payload_bytes of a lane", size, max=None) for size in self.payload_bytes]
+        object.__setattr__(self, "payload_bytes", tuple(sizes))
 
     @classmethod
     def of(
