@@ -229,6 +229,39 @@ def test_a_call_that_fails_after_some_copies_waits_for_them(cuda, monkeypatch, c
     del kept
 
 
+def test_later_steps_wait_for_a_load_whose_publication_failed(cuda, monkeypatch):
+    if not cuda.is_emulated:
+        pytest.skip("only the emulator runs work as late as possible")
+    cache = make(cuda, LAYERS[:2])
+    tier = tier_of(cache, pipelined=True)
+    sequence, kept = computed(cuda, cache, range(13))
+    tier.backup(sequence)
+    assert tier.drain()
+    tier.poll()
+    cache.remove(sequence)
+    cache.clear_prefix_cache()
+    cuda.runtime.finish()
+    cuda.runtime.streams.deferred = True
+    promote = tier._transfers.promote
+
+    def fails(pairs, hold):
+        promote(pairs, hold)
+        raise DeviceError("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tier._transfers, "promote", fails)
+        with pytest.raises(DeviceError, match="planted"):
+            tier.promote(range(13))
+    poison(cuda, cache)
+    before = planes_of(cuda, cache)
+    cuda.runtime.finish()
+    assert planes_of(cuda, cache) == before
+    tier.poll()
+    tier.check_invariants()
+    tier.close()
+    del kept
+
+
 def test_a_lease_waits_for_the_copies_of_a_swap_that_failed(cuda, monkeypatch):
     if not cuda.is_emulated:
         pytest.skip("only the emulator runs work as late as possible")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from collections.abc import Sequence as Listed
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,7 +13,7 @@ from pagecore.cache.lifecycle.cross_request import cross_namespace
 from pagecore.cache.parts import CacheParts
 from pagecore.cache.prefix.retention import RetentionOptions, Spans, retention_options, reusable
 from pagecore.cache.sequences._sequences import token_ids
-from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.errors import PagecoreError, ShapeError, UnsupportedOption
 from pagecore.index import BlockPool
 from pagecore.storage import HostPool
 from pagecore.tiers.host.copies.streams import Transfers
@@ -82,6 +83,11 @@ class TierParts:
         ids = token_ids(tokens)
         options = retention_options(self._parts.eviction_policy, cross_namespace(namespace, digest), spans)
         return ids, options, reusable(len(ids), max_tokens)
+
+    def _await_failed(self) -> None:
+        """Make later steps wait for layers that are being loaded: the blocks of a load that failed are free."""
+        with suppress(PagecoreError):  # of the call that failed, too
+            self._parts.store.await_arrivals()
 
     def _release(self, inner: _operations.EntryLease) -> None:
         _operations.release(self._parts.state, inner)

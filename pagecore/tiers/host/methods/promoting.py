@@ -102,6 +102,7 @@ class PromoteMethods(SpillMethods):
                 )
             except Exception:
                 self._counts["failed"] = failed  # once, if it was the copy of a spill, which has counted itself
+                self._await_failed()
                 raise
             if any(copied):
                 self._counts["promotions"] += 1

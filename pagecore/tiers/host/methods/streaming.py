@@ -150,6 +150,7 @@ class StreamMethods(EntryMethods):
                 )
             except Exception:
                 self._counts["failed"] += 1
+                self._await_failed()
                 raise
             self._counts["promoted_bytes"] += self._bytes_of(copied) if copied else 0
             return count * self._index.block_size
