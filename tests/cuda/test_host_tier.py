@@ -180,6 +180,27 @@ def test_a_backup_does_not_repeat_copies_that_have_ended(cuda):
     del first, second
 
 
+def test_a_backup_in_a_capture_is_refused_before_the_capture_ends(cuda):
+    if not cuda.is_emulated:
+        pytest.skip("only the emulator begins a capture here")
+    cuda.runtime.stream = stream = cuda.runtime.make_stream(0)
+    cache = make(cuda, LAYERS[:1])
+    tier = tier_of(cache)
+    sequence, kept = computed(cuda, cache, range(13))
+    tier.backup(sequence, max_tokens=8)
+    assert tier.stats().num_pending == 1
+    cuda.runtime.finish()
+    cuda.runtime.streams.begin_capture(stream)
+    with pytest.raises(DeviceError, match="is being captured"):
+        tier.backup(sequence)
+    cuda.runtime.streams.end_capture(stream)
+    assert tier.backup(sequence) == 1
+    assert tier.drain()
+    tier.poll()
+    tier.close()
+    del kept
+
+
 @pytest.mark.parametrize("call", ["backup", "spill", "promote"])
 def test_a_call_that_fails_after_some_copies_waits_for_them(cuda, monkeypatch, call):
     """Its blocks are free again: what others write there would be overwritten by a copy that comes later."""

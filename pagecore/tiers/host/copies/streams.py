@@ -39,6 +39,10 @@ class Transfers(Protocol):
     def num_backups(self) -> int:
         """Pins of the host's tree that the backups which run have."""
 
+    @property
+    def is_captured(self) -> bool:
+        """True while the stream of the cache is captured into a graph."""
+
     def stream_of(self, stream: int | None) -> int | None:
         """Return the stream of a caller's copies; None on the host."""
 
@@ -66,6 +70,7 @@ class HostTransfers:
 
     num_pending = 0
     num_backups = 0
+    is_captured = False
 
     def __init__(self, copies: BlockCopies) -> None:
         self.copies = copies
@@ -149,6 +154,11 @@ class StreamTransfers:
     def num_backups(self) -> int:
         """Pins of the host's tree that the backups which run have."""
         return sum(one.backup.num_receipts for one in self._running if one.backup is not None)
+
+    @property
+    def is_captured(self) -> bool:
+        """True while the stream of the cache is captured into a graph."""
+        return self._runtime.is_capturing(self._staging.stream)
 
     def is_ready(self) -> bool:
         """Return True once all of the host's memory is registered."""

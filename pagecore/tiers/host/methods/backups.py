@@ -53,7 +53,8 @@ class BackupMethods(SpillMethods):
         most = INT32_MAX if max_tokens is None else min(require_int("max_tokens", max_tokens, 0, max=None), INT32_MAX)
         with Held(self._parts.state.lock):
             listed = _operations.require_all(self._parts.state, as_list(sequences))
-            self._end_copies()  # or the blocks of those that are done would be copied again
+            if not self._transfers.is_captured:  # a query of an event would end the capture
+                self._end_copies()  # or the blocks of those that are done would be copied again
             return sum([self._back_up(sequence, most, ends) for sequence in listed])
 
     def list_changed(self, sequences: Iterable[Sequence]) -> list[Sequence]:
