@@ -90,8 +90,8 @@ class CacheObserver:
             streams, num_cut = self._stores.streams, self.host.num_cut
             is_streamed = streams.has_owners
             # A step rarely completes a block of a decoding sequence; limits of second hits may change without one.
-            listed = sequences if self.write == "second_hit" else self.host.list_changed(sequences)
-            for sequence in listed:
+            limits = [self._hits.limit(sequence) for sequence in sequences] if self.write == "second_hit" else None
+            for sequence in self.host.list_changed(sequences, max_tokens=limits):
                 self._back_up(sequence, streams.limit_of(sequence) if is_streamed else None)
             self._write()
             if is_streamed or self.host.num_cut > num_cut:

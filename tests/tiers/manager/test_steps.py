@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pagecore import AttentionSpec, PagedKVCache, Plane, StateSpec
+from pagecore import AttentionSpec, PagedKVCache, Plane, ShapeError, StateSpec
 from pagecore.tiers import HostTier, Tiers
 
 BLOCK = 4
@@ -50,6 +50,37 @@ def test_a_decode_step_backs_up_only_sequences_that_have_completed_a_block(monke
         assert sum(copied) == (num_states if specs == [STATE] else sum(length // BLOCK for length in lengths))
         assert tiers.host.stats().num_cached_states == (num_states if states else 0)
         tiers.check_invariants()
+
+
+@pytest.mark.parametrize("write", ["through", "second_hit"])
+def test_a_step_without_a_new_block_offers_nothing_whatever_the_host_has_evicted(monkeypatch, write):
+    cache = PagedKVCache([AttentionSpec(1, 8)], block_size=BLOCK, num_blocks=20)
+    with Tiers(cache, HostTier(cache, num_blocks=20), write=write) as tiers:
+        for _ in range(2):
+            sequence = cache.add_sequence(np.arange(8))
+            cache.commit(cache.prepare([sequence], 8 - sequence.num_cached_tokens))
+        assert tiers.host.match(np.arange(9)) == 8
+        assert tiers.host.clear() == 2
+        offered, backup = [], tiers.host.backup
+        monkeypatch.setattr(tiers.host, "backup", lambda one, **options: (offered.append(one), backup(one, **options)))
+        for step in range(BLOCK - 1):
+            cache.append_tokens([sequence], [step])
+            cache.commit(cache.prepare([sequence], 1))
+        assert not offered
+        monkeypatch.undo()
+        assert tiers.host.backup(sequence) == 2
+
+
+def test_limits_of_changed_sequences_are_one_for_each():
+    cache = PagedKVCache([AttentionSpec(1, 8)], block_size=BLOCK, num_blocks=20)
+    host = HostTier(cache, num_blocks=20)
+    sequences = [cache.add_sequence(np.arange(12) + 100 * i) for i in range(2)]
+    cache.commit(cache.prepare(sequences, 12))
+    host.backup(sequences, max_tokens=8)
+    assert host.list_changed(sequences) == sequences
+    assert host.list_changed(sequences, max_tokens=[8, 2**70]) == sequences[1:]
+    with pytest.raises(ShapeError, match="1 max_tokens are given for 2 sequences"):
+        host.list_changed(sequences, max_tokens=[8])
 
 
 @pytest.mark.parametrize("write", ["through", "explicit"])

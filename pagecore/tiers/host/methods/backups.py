@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from pagecore.cache.sequences._sequences import Sequence, as_list
 from pagecore.cache.state._state import Held
+from pagecore.errors import ShapeError
 from pagecore.storage.checks import INT32_MAX, flag, require_int
 from pagecore.tiers.host.methods.records import Backup
 from pagecore.tiers.host.methods.spilling import SpillMethods
@@ -57,7 +58,7 @@ class BackupMethods(SpillMethods):
                 self._end_copies()  # or the blocks of those that are done would be copied again
             return sum([self._back_up(sequence, most, ends) for sequence in listed])
 
-    def list_changed(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+    def list_changed(self, sequences: Iterable[Sequence], *, max_tokens: Iterable[int] | None = None) -> list[Sequence]:
         """Return the sequences that have published a block or a checkpoint since their last backup, or had no room.
 
         `backup` of the others copies only what the host has evicted since. Blocks that `min_priority` excludes do not
@@ -66,15 +67,27 @@ class BackupMethods(SpillMethods):
         Parameters
         ----------
         sequences : iterable of Sequence
+        max_tokens : iterable of int, optional
+            For each sequence the longest prefix that counts, as in `backup`.
 
         Returns
         -------
         list of Sequence
             In the order of `sequences`.
+
+        Raises
+        ------
+        ShapeError
+            Not one number for each sequence.
         """
         self._require_open()
+        listed, limits = list(sequences), None
+        if max_tokens is not None:
+            limits = [min(require_int("max_tokens", most, 0, max=None), INT32_MAX) for most in max_tokens]
+            if len(limits) != len(listed):
+                raise ShapeError(f"{len(limits)} max_tokens are given for {len(listed)} sequences; give one for each")
         with Held(self._parts.state.lock):
-            return _operations.list_changed(self._parts.state, self._index, sequences)
+            return _operations.list_changed(self._parts.state, self._index, listed, limits)
 
     def _back_up(self, sequence: Sequence, most: int, is_last: bool) -> int:
         try:

@@ -49,7 +49,9 @@ class HostIndex:
 
 class PrefixKey: ...
 
-def list_changed(state: CacheState, host: HostIndex, sequences: Iterable[Sequence]) -> list[Sequence]: ...
+def list_changed(
+    state: CacheState, host: HostIndex, sequences: list[Sequence], limits: list[int] | None = None
+) -> list[Sequence]: ...
 
 class EntryLease:
     @property

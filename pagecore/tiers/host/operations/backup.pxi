@@ -361,16 +361,20 @@ def require_all(CacheState state not None, sequences):
     return checked
 
 
-def list_changed(CacheState state not None, HostIndex host not None, sequences not None):
-    """Return the sequences with published blocks or a checkpoint to back up since their last backup. Hold the lock."""
+def list_changed(CacheState state not None, HostIndex host not None, list sequences not None, list limits=None):
+    """Return the sequences with published blocks or a checkpoint to back up since their last backup. Hold the lock.
+
+    `limits` has the tokens of each sequence that count; None for all.
+    """
     cdef Sequence sequence
     cdef int32_t published
+    cdef Py_ssize_t i
     changed = []
-    for one in sequences:
-        sequence = one
+    for i in range(len(sequences)):
+        sequence = sequences[i]
         if sequence.owner is not state or sequence.row < 0:
             continue
-        published = num_wanted(host, sequence.hold, INT32_MAX)
+        published = num_wanted(host, sequence.hold, INT32_MAX if limits is None else <int64_t>limits[i])
         if not has_backup(sequence.hold, published, wanted_checkpoint(state, sequence, published)):
             changed.append(sequence)
     return changed
