@@ -109,7 +109,7 @@ def swap_in(CacheState state not None, sequences, refuse, moves):
     arrival.add_rows()
     # The rows are there: from here on nothing fails.
     arrival.settle()
-    arrival.publish()
+    arrival.publish_blocks()
     return None
 
 
@@ -269,7 +269,7 @@ cdef class SwapIn:
             for i in range(self.rows.size()):
                 keep_private(<Sequence>self.coming[i])
 
-    cdef void publish(self) noexcept:
+    cdef void publish_blocks(self) noexcept:
         """Offer the blocks of the sequences to the prefix cache."""
         if self.state.prefix is not None:
             for each in self.transfers:

@@ -296,7 +296,7 @@ cdef class Backup:
         return 1 if self.path is not None and self.path.receipt is not None else 0
 
     def finish(self):
-        """Publish the copied blocks in the host's tree, and release what the backup holds; a second call does nothing."""
+        """Publish the copied blocks in the host's tree, and release what the backup holds; do it once."""
         _guard = Held(self.state.lock)
         if self.num_receipts:
             self.settle()
