@@ -51,7 +51,13 @@ class Core:
         self.waiting: deque[Part] = deque()
         self.jobs: deque[Part] = deque()
         self.store: BlockStore | None = None
-        self.adopt(store)
+        try:
+            self.adopt(store)
+        except BaseException:
+            self.completions.close()
+            if self.staging is not None:
+                self.staging.close()
+            raise
 
     # ---- submissions ----
 

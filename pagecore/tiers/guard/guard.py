@@ -23,6 +23,9 @@ from pagecore.tiers.guard.deadline import Deadline
 from pagecore.tiers.guard.health import GuardHealth, health_of
 from pagecore.tiers.store import BlockStore, Done, Keys, Medium, Pieces, StoreStats
 
+# Most seconds of one sleep of the thread: `select.poll` takes no more than 2^31 - 1 ms.
+LONGEST_SLEEP = 3600.0
+
 
 class Guard(StoreAbilities):
     """A store of blocks with a deadline, verified payloads, a circuit breaker and a memory budget.
@@ -293,7 +296,8 @@ class Guard(StoreAbilities):
             waiting.register(self._wake, select.POLLIN)
             if core.store is not None and (ends := core.store.fileno()) >= 0:  # its owner may have closed it
                 waiting.register(ends, select.POLLIN)
-        waiting.poll(None if deadline is None else max(0, int((deadline - now) * 1000) + 1))
+        seconds = None if deadline is None else min(max(0.0, deadline - now), LONGEST_SLEEP)
+        waiting.poll(None if seconds is None else int(seconds * 1000) + 1)
         with suppress(BlockingIOError):
             os.eventfd_read(self._wake)
 
@@ -305,16 +309,19 @@ class Guard(StoreAbilities):
             self._closing = [ClosingStore(retired, self._destroyed)]
             return
         self._closing = []
+        store: BlockStore | None = None
         try:
             assert self._reopen is not None
             store = self._reopen()
+            with self._lock:
+                self._core.adopt(store)
+                self._core.counters.num_reopened += 1
         except Exception:
             with self._lock:
                 self._core.breaker.trip(self._clock())
-            return
-        with self._lock:
-            self._core.adopt(store)
-            self._core.counters.num_reopened += 1
+            if store is not None:
+                with suppress(Exception):
+                    store.close()
 
     def _wants_reopen(self) -> bool:
         """Return True if the client is to be replaced, and none is being closed."""

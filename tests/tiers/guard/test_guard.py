@@ -11,6 +11,7 @@ from pagecore.errors import ShapeError, StoreError, UnsupportedOption
 from pagecore.tiers.guard import Breaker, Deadline, Guard, closing
 from pagecore.tiers.store import BlockStore, EntryLister, EntryRemover
 from tests.tiers.blocks import Blocks, random_keys, wait, wait_all
+from tests.tiers.leaks import nothing_left
 from tests.tiers.memory_store import MemoryStore
 
 NBYTES = 10_000
@@ -519,6 +520,20 @@ def test_a_jump_of_the_clock_leaves_everything_usable(blocks):
         assert wait(guard, guard.submit_lookup(keys)).error is None
 
 
+@pytest.mark.parametrize("seconds", [1e7, 1e300, float("inf")])
+def test_a_deadline_of_months_leaves_the_thread_at_work(seconds):
+    store, keys = MemoryStore(manual=True), random_keys(8)
+    with Guard(store, deadline=Deadline(seconds)) as guard:
+        first = guard.submit_lookup(keys)
+        guard.submit_lookup(keys)
+        store.release(store.hanging[0].ticket)
+        wait(guard, first)
+        while guard._thread.is_alive() and guard._sleeps_until != guard._core.next_deadline():
+            time.sleep(0.001)
+        store.release()
+        assert guard.drain(20.0)  # which leaves the work to the thread
+
+
 def test_a_cancelled_batch_ends_soon_and_is_no_failure_of_the_store(kind, blocks):
     store = MemoryStore(**kind)
     keys = random_keys(8)
@@ -603,6 +618,40 @@ def test_close_leaves_a_store_that_may_write_late_and_does_not_close_to_a_thread
     thread.join(20)
     assert store.is_closed
     assert set(threading.enumerate()) == before
+
+
+def test_a_client_that_cannot_register_the_memory_is_closed_and_replaced(blocks):
+    class Unregistered(MemoryStore):
+        def register_memory(self, address, nbytes):
+            raise StoreError("no memory can be locked")
+
+    kind = {"verifies": False, "writes_late": True}
+    clients = [MemoryStore(**kind), Unregistered(**kind), MemoryStore(**kind)]
+    waiting = clients[1:]
+    breaker = Breaker(first_pause=0.01)
+    with Guard(
+        clients[0], deadline=SOON, budget_bytes=24 * 4096, breaker=breaker, reopen=lambda: waiting.pop(0)
+    ) as guard:
+        clients[0].inject("load", "hang", 100)
+        wait(guard, guard.submit_load(random_keys(8), blocks.pieces()))
+        limit = time.monotonic() + 20
+        while guard.health().num_reopened == 0:
+            assert time.monotonic() < limit
+            time.sleep(0.001)
+        assert [client.is_closed for client in clients] == [True, True, False]
+        stored(guard, blocks, random_keys(8))
+
+
+def test_a_guard_of_a_store_that_cannot_register_the_memory_leaves_nothing():
+    class Unregistered(MemoryStore):
+        def register_memory(self, address, nbytes):
+            raise StoreError("no memory can be locked")
+
+    with nothing_left():
+        store = Unregistered(verifies=False)
+        with pytest.raises(StoreError, match="no memory can be locked"):
+            Guard(store)
+        store.close()
 
 
 def test_a_client_that_does_not_close_is_replaced_once_it_has_and_delays_no_batch(blocks):
