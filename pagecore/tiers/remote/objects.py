@@ -83,8 +83,9 @@ class ObjectStore(ListingReporter, RemoteStore):
         self._folder = checked_identity(fingerprint).name
         self._objects = opened(url, self._timeout, options)
         self._api = imported()
-        super().__init__(url.partition("?")[0], fingerprint)
-        self._check()
+        name = url.partition("?")[0]
+        self._check(name)
+        super().__init__(name, fingerprint)
         self._copies = ThreadPoolExecutor(2, thread_name_prefix=f"pagecore {self.name} copies")
         self._requests: dict[Batch, list[asyncio.Task[bool]]] = {}
         self._loop = asyncio.new_event_loop()
@@ -95,17 +96,17 @@ class ObjectStore(ListingReporter, RemoteStore):
         if self._listed is not None:
             self._run(self._list_again_and_again(self._listed))
 
-    def _check(self) -> None:
+    def _check(self, name: str) -> None:
         """Ask for an object that does not exist, so that a wrong address or credential is noticed now."""
         try:
             self._api.get(self._objects, f"{self._folder}/check")
         except FileNotFoundError as error:
             missing = next((each for each in ("NoSuchBucket", "ContainerNotFound") if each in str(error)), None)
             if missing:
-                raise StoreError(f"{self.name}: {missing}; create the bucket or container first") from error
+                raise StoreError(f"{name}: {missing}; create the bucket or container first") from error
         except Exception as error:
             raise StoreError(
-                f"{self.name} cannot be used: {reason(error)}; check the URL, endpoint, region and credentials"
+                f"{name} cannot be used: {reason(error)}; check the URL, endpoint, region and credentials"
             ) from error
 
     # ---- listings ----
@@ -201,15 +202,26 @@ class ObjectStore(ListingReporter, RemoteStore):
             self._api.get_range_async(self._objects, path, start=start, length=min(RANGE_BYTES, total - start))
             for start in starts
         ]
-        try:
-            parts = await asyncio.gather(*ranges)
-        except FileNotFoundError:
+        parts = await asyncio.gather(*ranges, return_exceptions=True)
+        failure = next((part for part in parts if isinstance(part, BaseException)), None)
+        if isinstance(failure, FileNotFoundError):
             return False
+        if failure is not None:  # a shorter object lacks all bytes of a range, and a server may fail
+            if await self._size(path) in (total, None):
+                raise failure
+            parts = []
         if await self._copied(lambda: accepted(batch, index, parts)):
             return True
         with suppress(Exception):
             await self._api.delete_async(self._objects, path)
         raise StoreError(f"the object {path} differs from its sum or size and was deleted")
+
+    async def _size(self, path: str) -> int | None:
+        """Return the bytes of an object; None if the server does not say."""
+        try:
+            return int((await self._api.head_async(self._objects, path))["size"])
+        except Exception:
+            return None
 
     async def _store(self, batch: Batch, index: int) -> bool:
         path = self._path(batch, index)
@@ -303,7 +315,7 @@ def accepted(batch: Batch, index: int, parts: list[Any]) -> bool:
     """Verify an object and copy its payload to the piece; return False, with nothing written, if it is not intact."""
     address, nbytes = batch.pieces[index].tolist()
     arrays = [np.frombuffer(part, np.uint8) for part in parts]
-    content = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    content = arrays[0] if len(arrays) == 1 else np.concatenate([np.empty(0, np.uint8), *arrays])
     if len(content) != payload.FRAME_BYTES + nbytes:
         return False
     source = content.ctypes.data + payload.FRAME_BYTES

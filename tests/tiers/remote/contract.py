@@ -125,7 +125,7 @@ class Contract:
         assert wait(store, store.submit_lookup(keys)).ok.tolist() == [True, False, True]
 
     @pytest.mark.parametrize("size", [0, 10, 24, 24 + NBYTES - 1])
-    def test_a_shortened_entry_is_a_miss(self, store, size):
+    def test_a_shortened_entry_is_a_miss_and_is_deleted(self, store, size):
         keys = random_keys(3)
         blocks = Blocks(3, NBYTES)
         blocks.fill(0)
@@ -133,6 +133,7 @@ class Contract:
         self.spoil(store, keys[1], None, size)
         done = wait(store, store.submit_load(keys, blocks.pieces()))
         assert done.ok.tolist() == [True, False, True]
+        assert wait(store, store.submit_lookup(keys)).ok.tolist() == [True, False, True]
         assert wait(store, store.submit_load(keys[[0, 2]], blocks.pieces([0, 2]))).ok.all()
 
     def test_an_entry_that_grew_is_a_miss_or_gives_the_right_bytes(self, store):

@@ -1,6 +1,7 @@
 """ObjectStore over memory, a folder, and real servers: moto (S3) and Azurite (Azure Blob)."""
 
 import json
+import os
 import threading
 import time
 import urllib.request
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from pagecore.errors import ShapeError, StoreError, UnsupportedOption
+from pagecore.tiers.remote import objects
 from pagecore.tiers.remote.listing import ListedEntries
 from pagecore.tiers.remote.objects import ObjectStore
 from tests.tiers.blocks import Blocks, random_keys, wait
@@ -25,6 +27,8 @@ AZURITE = {
 }
 S3 = {"access_key_id": "testing", "secret_access_key": "testing", "region": "us-east-1"}
 PLAIN = {"allow_http": True}
+# Name of an eventfd in /proc.
+EVENT = "anon_inode:[eventfd]"
 
 
 class ObjectContract(Contract):
@@ -206,15 +210,19 @@ def wrong_server():
         thread.join()
 
 
-def test_refused_credentials_are_an_error_that_names_the_remedy(wrong_server):
-    with pytest.raises(StoreError, match="credentials"):
-        ObjectStore(
-            "s3://bucket",
-            fingerprint=fingerprint(),
-            endpoint=f"http://127.0.0.1:{wrong_server.server_port}",
-            client_options=PLAIN,
-            **S3,
-        )
+def test_refused_credentials_are_an_error_that_names_the_remedy_and_leaves_nothing(wrong_server):
+    counts = []
+    for _ in range(3):
+        with pytest.raises(StoreError, match="credentials"):
+            ObjectStore(
+                "s3://bucket",
+                fingerprint=fingerprint(),
+                endpoint=f"http://127.0.0.1:{wrong_server.server_port}",
+                client_options=PLAIN,
+                **S3,
+            )
+        counts.append([os.readlink(f"/proc/self/fd/{each.name}") for each in os.scandir("/proc/self/fd")].count(EVENT))
+    assert len(set(counts)) == 1
 
 
 def test_a_server_that_is_not_an_object_store_gives_misses(wrong_server):
@@ -234,6 +242,45 @@ def test_a_server_that_is_not_an_object_store_gives_misses(wrong_server):
         assert not done.ok.any()
         assert done.error is not None
         assert blocks.is_poisoned.all()
+
+
+@pytest.mark.parametrize("size", [0, 1000, 4096, 5000])
+def test_an_object_that_lacks_a_whole_range_is_deleted(size, monkeypatch):
+    monkeypatch.setattr(objects, "RANGE_BYTES", 4096)
+    keys, blocks = random_keys(1), Blocks(1, 20_000)
+    with ObjectStore("memory:///", fingerprint=fingerprint()) as store:
+        path = f"{store._folder}/{keys[0].tobytes().hex()}"
+        store._api.put(store._objects, path, bytes(size))
+        done = wait(store, store.submit_load(keys, blocks.pieces()))
+        assert (done.ok.any(), "was deleted" in done.error) == (False, True)
+        assert blocks.is_poisoned.all()
+        assert not wait(store, store.submit_lookup(keys)).ok.any()
+
+
+def test_an_object_of_the_right_size_stays_when_a_range_cannot_be_read(monkeypatch):
+    monkeypatch.setattr(objects, "RANGE_BYTES", 4096)
+    keys, blocks = random_keys(1), Blocks(1, 20_000)
+    expected = blocks.fill(0)
+    with ObjectStore("memory:///", fingerprint=fingerprint()) as store:
+        assert wait(store, store.submit_store(keys, blocks.pieces())).ok.all()
+        api = store._api
+
+        class Failing:
+            def __getattr__(self, name):
+                return getattr(api, name)
+
+            async def get_range_async(self, objects, path, *, start, length):
+                if start:
+                    raise OSError("the server is busy")
+                return await api.get_range_async(objects, path, start=start, length=length)
+
+        store._api = Failing()
+        done = wait(store, store.submit_load(keys, blocks.pieces()))
+        assert (done.ok.any(), done.error) == (False, "OSError: the server is busy")
+        store._api = api
+        blocks.poison()
+        assert wait(store, store.submit_load(keys, blocks.pieces())).ok.all()
+        np.testing.assert_array_equal(blocks.payloads, expected)
 
 
 @pytest.mark.slow
