@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from abc import abstractmethod
 from collections import deque
@@ -125,6 +126,8 @@ class WorkerStore(RemoteStore):
     # ---- threads ----
 
     def _run(self, worker: _Worker) -> None:
+        # The main thread handles signals; one that interrupts a receive here would begin its timeout again.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closed or any(self._queues.values()))

@@ -1,5 +1,7 @@
 """RespStore over real servers, Redis and Valkey."""
 
+import signal
+import socket
 import ssl
 import subprocess
 import threading
@@ -14,6 +16,7 @@ from pagecore.tiers.remote.resp import RespStore
 from pagecore.tiers.remote.resp.address import Address
 from pagecore.tiers.remote.resp.connection import RespConnection, encode
 from tests.tiers.blocks import Blocks, random_keys, wait
+from tests.tiers.proxy import Proxy
 from tests.tiers.remote.contract import LARGE, NBYTES, Contract, fingerprint
 from tests.together import together
 
@@ -95,7 +98,8 @@ def test_urls_name_servers(url, expected):
 @together(
     "url",
     ["", "host:6379", "http://host", "redis://host:port", "redis://host:99999", "redis://host/name", "unix://", "redis://[::1",
-     "redis://host?retries=3", "redis://host/1#x", "unix://host/path", 7],
+     "redis://host?retries=3", "redis://host/1#x", "unix://host/path", 7,
+     f"redis://{'a' * 64}", "redis://a..b/0", "redis://:\ud800@host", "unix:///tmp/\ud800"],
 )  # fmt: skip
 def test_urls_that_do_not_parse_are_refused(url):
     with pytest.raises(UnsupportedOption, match=r"redis://\[user:password@\]host"):
@@ -275,6 +279,69 @@ def test_a_watch_of_evictions_outlives_its_server(private_resp, monkeypatch):
             until(lambda: len(store.take_evicted()) == 1)
             private_resp.kill()
             private_resp.start()
+
+
+def test_a_watch_of_evictions_notices_that_its_server_answers_no_more(private_resp, monkeypatch):
+    monkeypatch.setattr("pagecore.tiers.remote.resp.watch.PAUSE", 0.02)
+    private_resp.command += ["--notify-keyspace-events", "EA"]
+    private_resp.kill()
+    private_resp.start()
+    keys = random_keys(1)
+    with (
+        Proxy(private_resp.server.port) as proxy,
+        RespStore(
+            f"redis://127.0.0.1:{proxy.port}", fingerprint=fingerprint(), watch_evictions=True, timeout=0.2
+        ) as store,
+    ):
+        assert wait(store, store.submit_store(keys, Blocks(1, NBYTES).pieces())).ok.all()
+        proxy.reset()
+        until(lambda: proxy.count > 0)  # the answer to a PING
+        proxy.reset(hang_after=0)
+        until(lambda: proxy.count > 0)
+        proxy.reset()  # of new connections alone
+        until(lambda: command(private_resp.url, b"PUBLISH", b"__keyevent@0__:evicted", b"x") == b":2")
+        command(private_resp.url, b"DEL", store._prefix + keys[0].tobytes())
+        until(lambda: len(store.take_evicted()) == 1)
+
+
+@pytest.fixture
+def signals():
+    """Interrupt the main thread every few milliseconds; after 10 s, with an error."""
+    limit = time.monotonic() + 10
+
+    def handle(*_):
+        if time.monotonic() > limit:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise AssertionError("the timeout began again after each signal")
+
+    before = [(each, signal.signal(each, handle)) for each in (signal.SIGALRM, signal.SIGUSR1)]
+    signal.setitimer(signal.ITIMER_REAL, 0.005, 0.005)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    for each, handler in before:
+        signal.signal(each, handler)
+
+
+@pytest.mark.usefixtures("signals")
+def test_the_timeout_of_a_server_that_does_not_answer_counts_on_through_signals():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(StoreError, match=r"did not answer within 0\.1 s"):
+            RespStore(f"redis://127.0.0.1:{port}", fingerprint=fingerprint(), timeout=0.1)
+
+
+@pytest.mark.usefixtures("signals")
+def test_the_timeout_of_a_batch_counts_on_through_signals_to_its_thread(resp_server):
+    with (
+        Proxy(resp_server.port) as proxy,
+        RespStore(f"redis://127.0.0.1:{proxy.port}", fingerprint=fingerprint(), connections=1, timeout=0.1) as store,
+    ):
+        proxy.reset(hang_after=0)
+        ticket = store.submit_lookup(random_keys(1))
+        while store.stats().num_pending:
+            signal.pthread_kill(store._workers[0].thread.ident, signal.SIGUSR1)
+            time.sleep(0.01)
+        assert "sent nothing for 0.1 s" in wait(store, ticket).error
 
 
 def test_a_value_of_another_type_is_an_error_and_keeps_the_connection(url):

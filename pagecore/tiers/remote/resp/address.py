@@ -45,6 +45,8 @@ class Address:
             parts = urlsplit(url)
             port = parts.port
             query = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+            url.encode()
+            (parts.hostname or "").encode("idna")  # as the resolver will
         except (ValueError, TypeError, AttributeError) as error:
             raise UnsupportedOption(f"the URL does not parse ({error}); use {FORMS}") from None
         if parts.scheme not in SCHEMES or parts.fragment:

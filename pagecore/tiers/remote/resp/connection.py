@@ -56,6 +56,8 @@ class ProtocolError(StoreError):
 class RespConnection:
     """Blocking connection; sends and receives release the GIL.
 
+    Each call ends after its timeout, whatever signals the thread receives, until `wait_in_kernel`.
+
     Parameters
     ----------
     address : Address
@@ -116,15 +118,22 @@ class RespConnection:
         assert self._socket is not None
         if address.path is None:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.settimeout(self._timeout)
         if address.has_tls:
-            self._socket.settimeout(self._timeout)
             context = self._context or ssl.create_default_context()
             self._socket = context.wrap_socket(
                 self._socket, server_hostname=address.host, do_handshake_on_connect=False
             )
             self._socket.do_handshake()
+
+    def wait_in_kernel(self) -> None:
+        """Let the kernel keep time, so that one call can receive a whole payload; not with TLS.
+
+        A call then begins to wait again after each signal, so that its thread should block signals.
+        """
+        assert self._socket is not None
+        if self.address.has_tls:
             return
-        # The kernel keeps time, so that one blocking call can receive a whole payload.
         self._socket.setblocking(True)
         limit = struct.pack("ll", int(self._timeout), int(self._timeout % 1 * 1e6))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)

@@ -30,8 +30,9 @@ class RespSession:
         self._options = b"\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(each), each) for each in options)
 
     def open(self) -> None:
-        """Open the connection."""
+        """Open the connection, whose thread blocks signals."""
         self._connection.open()
+        self._connection.wait_in_kernel()
 
     def lookup(self, keys: Keys, ok: NDArray[np.bool_]) -> str | None:
         """Find entries."""

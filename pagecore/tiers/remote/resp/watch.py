@@ -21,7 +21,8 @@ EVENTS = (b"evicted", b"expired", b"del")
 class EvictionWatch:
     """A thread with a connection of its own that records which entries of a prefix the server evicts.
 
-    A lost connection is opened again; what the server evicts until then is not recorded.
+    A lost connection is opened again; what the server evicts until then is not recorded. After a silence of the timeout
+    of its connections, the thread sends a PING; a second silence is a lost connection.
 
     Parameters
     ----------
@@ -79,16 +80,27 @@ class EvictionWatch:
     # ---- thread ----
 
     def _run(self) -> None:
+        is_asked = False  # a PING has no answer yet
         while not self._closing.is_set():
             try:
                 self._note(self._message())
-            except TimeoutError:  # nothing was evicted for a while
-                continue
-            except (OSError, StoreError):
-                self._connection.close()
-                while not self._closing.wait(PAUSE) and not self._reconnects():
-                    pass
+                is_asked = False
+            except (OSError, StoreError) as error:
+                # A connection may be lost without a sign of it.
+                is_asked = isinstance(error, TimeoutError) and not is_asked and self._asks()
+                if not is_asked:
+                    self._connection.close()
+                    while not self._closing.wait(PAUSE) and not self._reconnects():
+                        pass
         self._connection.close()
+
+    def _asks(self) -> bool:
+        """Send a PING; return False if the connection is lost."""
+        try:
+            self._connection.send([encode(b"PING")])
+        except (OSError, StoreError):
+            return False
+        return True
 
     def _reconnects(self) -> bool:
         """Try to connect again; return False if that failed."""
@@ -123,10 +135,10 @@ class EvictionWatch:
             self._count(b":")
 
     def _message(self) -> bytes:
-        """Return the name of the next key."""
+        """Return the name of the next key, or an empty name for the answer to a PING."""
         count = self._count(b"*")
-        if count != 3:
-            raise ProtocolError(f"expected a message of 3 parts from {self._connection.address.name}, got {count}")
+        if count not in (2, 3):
+            raise ProtocolError(f"expected a message of 2 or 3 parts from {self._connection.address.name}, got {count}")
         return [self._bulk() for _ in range(count)][-1]
 
     def _note(self, name: bytes) -> None:
