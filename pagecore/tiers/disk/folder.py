@@ -88,8 +88,8 @@ class StoreFolder:
             for path, header in paths.items():
                 if not path.exists():
                     part = path.with_name(path.name + PART)
+                    made.append(part)  # first: an interrupted creation is removed, too
                     create_slab(part, header)
-                    made.append(part)
             for part in made:
                 part.rename(part.with_name(part.name.removesuffix(PART)))
             if made:
@@ -104,9 +104,9 @@ class StoreFolder:
 
     def close(self) -> None:
         """Release the lock; a second call does nothing."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        fd, self._fd = self._fd, -1  # as in Slab.close
+        if fd >= 0:
+            os.close(fd)
 
     def undo(self) -> None:
         """Remove the folders that the constructor made, if they are empty."""

@@ -54,9 +54,9 @@ class Slab:
 
     def close(self) -> None:
         """Close the file; the queue that uses the table is closed already."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        fd, self._fd = self._fd, -1  # before the call: after an interrupt the number may be that of another file
+        if fd >= 0:
+            os.close(fd)
 
 
 def create_slab(path: Path, header: SlabHeader) -> None:
@@ -68,7 +68,7 @@ def create_slab(path: Path, header: SlabHeader) -> None:
             os.pwrite(fd, header.pack(), copy * UNIT)
         os.fsync(fd)
     except OSError as error:
-        path.unlink()
+        path.unlink(missing_ok=True)
         if error.errno in NO_ROOM:
             raise NotEnoughMemory(
                 f"{path} has no room for {header.file_bytes} bytes: {error.strerror}; free some, or use a smaller "

@@ -31,7 +31,7 @@ class SlabSet:
     ----------
     lanes : list of Lane
     newest : int
-        Largest sequence number of an entry; 0 without entries.
+        Largest sequence number of an entry, or of the record of uses; 0 without both.
     is_direct : bool
         Every file is open with O_DIRECT.
 
@@ -52,6 +52,7 @@ class SlabSet:
             record = RecencyRecord.read(path, self._digest)
             if record is None or len(record.lanes) != len(plan):
                 record = RecencyRecord(0, [np.empty(0, np.uint32)] * len(plan))
+            self.newest = record.newest  # its newest entries may have gone, and later ones have larger numbers
             for number, headers in enumerate(plan):
                 self._slabs.append([])
                 for header in headers:

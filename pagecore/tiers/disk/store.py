@@ -348,16 +348,18 @@ class DiskStore:
         if self._is_foreign():
             return
         with self._lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            self._queue.close()
-            self._ledger.collect(self._queue.poll())
-            for lane in self._lanes:
-                for key in list(lane.held.elements()):
-                    lane.unhold(key)
-            self._slabs.record_uses(self._sequence - 1)
-            self._slabs.close()
+            is_first, self._is_closed = not self._is_closed, True
+            try:
+                if is_first:
+                    self._queue.close()
+                    self._ledger.collect(self._queue.poll())
+                    for lane in self._lanes:
+                        for key in list(lane.held.elements()):
+                            lane.unhold(key)
+                    self._slabs.record_uses(self._sequence - 1)
+            finally:  # the folder is free after an interrupt, too
+                self._queue.close()
+                self._slabs.close()
             _open_stores.discard(self)
 
     def __enter__(self) -> DiskStore:
@@ -380,28 +382,39 @@ class DiskStore:
         return sum(len(lane.entries) for lane in self._lanes)
 
     def take_evicted(self) -> Keys:
-        """Return the keys of entries that were replaced, or found damaged, since the last call."""
+        """Return the keys of entries that were replaced, or found damaged, since the last call; none in a fork."""
+        if self._is_foreign():
+            return np.empty((0, KEY_BYTES), np.uint8)
         with self._lock:
             evicted = b"".join(key for lane in self._lanes for key in lane.take_evicted())
         return np.frombuffer(evicted, np.uint8).reshape(-1, KEY_BYTES)
 
     def has(self, keys: Keys) -> NDArray[np.bool_]:
-        """Return True for each key whose entry is there; nothing is held, and nothing counts as used."""
+        """Return True for each key whose entry is there; nothing is held, and nothing counts as used.
+
+        In a child of `os.fork` no entry is there.
+        """
         wanted = split_keys(keys, self.fingerprint)
+        if self._is_foreign():
+            return np.zeros(len(wanted), np.bool_)
         with self._lock:
             return np.array([key in self._lanes[key[-1]].entries for key in wanted], np.bool_)
 
     def keys(self) -> Keys:
-        """Return the keys of all published entries, uint8 ``[n, 17]``, lane after lane; empty after `close`.
+        """Return the keys of all published entries, uint8 ``[n, 17]``, lane after lane; empty after `close` or a fork.
 
         Nothing is held, and nothing counts as used. `submit_remove` of them empties the store.
         """
+        if self._is_foreign():
+            return np.empty((0, KEY_BYTES), np.uint8)
         with self._lock:
             listed = [] if self._is_closed else [key for lane in self._lanes for key in lane.entries]
         return np.frombuffer(b"".join(listed), np.uint8).reshape(-1, KEY_BYTES).copy()
 
     def check_invariants(self) -> None:
-        """Raise PagecoreError if slots, pins and batches do not match."""
+        """Raise PagecoreError if slots, pins and batches do not match; does nothing in a fork."""
+        if self._is_foreign():
+            return
         with self._lock:
             for lane in self._lanes:
                 lane.check_invariants()

@@ -346,6 +346,16 @@ def test_a_child_of_fork_is_refused_and_the_parent_goes_on(tmp_path):
         keys = keys_of(store, range(4))
         memory = Memory(4)
         ticket = store.submit_load(keys, memory.pieces)
+        locked, may_end = threading.Event(), threading.Event()
+
+        def hold():
+            with store._lock:
+                locked.set()
+                may_end.wait()
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        locked.wait()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
@@ -366,11 +376,15 @@ def test_a_child_of_fork_is_refused_and_the_parent_goes_on(tmp_path):
                 store.unlock(keys)
                 store.cancel(ticket)
                 assert store.stats().num_stored == 0
+                assert len(store.keys()) == len(store.take_evicted()) == store.has(keys).sum() == 0
+                store.check_invariants()
                 store.close()
                 del store
                 code = 0
             finally:
                 os._exit(code)
+        may_end.set()
+        holder.join()
         _, status = os.waitpid(child, 0)
         assert status == 0
         assert finish(store, ticket).ok.all()

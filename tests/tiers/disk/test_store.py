@@ -12,6 +12,7 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.tiers.disk import DiskStore
 from pagecore.tiers.guard import Guard
 from pagecore.tiers.store import BlockStore
+from tests.faults import PAGECORE, raise_at, runs
 from tests.tiers.disk.kit import (
     PAYLOAD,
     FileOps,
@@ -224,6 +225,35 @@ def test_entries_that_were_written_after_the_record_are_the_newest(tmp_path):
         put(store, range(200, 205))
         assert look(store, [5, 6, 7, 0, 1]).ok.tolist() == [False] * 5
         assert look(store, [100, 101, 102]).ok.all()
+
+
+def test_entries_after_a_removal_of_the_newest_are_newer_than_the_record(tmp_path):
+    with open_store(tmp_path, slots=4) as store:
+        for number in range(3):
+            put(store, [number])
+        finish(store, store.submit_remove(keys_of(store, [2])))
+    data = (store.path / "recency").read_bytes()
+    with open_store(tmp_path, slots=4) as store:
+        put(store, [3])
+    (store.path / "recency").write_bytes(data)  # as if that process had been killed
+    with open_store(tmp_path, slots=4) as store:
+        for number in range(4, 7):
+            put(store, [number])
+        assert look(store, range(7)).ok.tolist() == [False, False, False, True, True, True, True]
+
+
+def test_an_interrupted_close_leaves_the_folder_to_the_next_store(tmp_path):
+    def closed(n):
+        store = open_store(tmp_path, slots=4)
+        put(store, [n % 4])
+        look(store, [n % 4])
+        run = raise_at(store.close, n, PAGECORE / "tiers" / "disk" / "store.py")
+        store.close()
+        return run
+
+    for _ in runs(closed):
+        with open_store(tmp_path, slots=4) as store:
+            assert look(store, range(4)).ok.any()
 
 
 def test_an_order_that_cannot_be_written_is_no_error(tmp_path):
