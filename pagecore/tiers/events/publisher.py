@@ -42,7 +42,7 @@ class EventStats:
     num_events, num_bytes : int
         Events, and bytes of payloads, that were published.
     num_overflows : int
-        Times that a journal was full, so that the whole state was published again.
+        Times that a journal was full or a batch failed, so that the whole state was published again.
     num_replays, num_snapshots : int
         Requests that were served.
     """
@@ -143,6 +143,7 @@ class EventPublisher:
         self._mutex = threading.Lock()  # of batches, statistics and the PUB socket
         self._closing = threading.Event()
         self._error: BaseException | None = None
+        self._is_behind = False  # changes were taken and not sent
         self._sockets: list[Any] = []
         try:
             self._out = self._open("PUB", endpoint, "endpoint", is_bound_by_publisher(endpoint), waiting)
@@ -158,9 +159,13 @@ class EventPublisher:
         except BaseException:
             self._close_sockets()
             raise
-        self._publish_state()
-        self._thread = threading.Thread(target=self._run, name="pagecore-events", daemon=True)
-        self._thread.start()
+        try:
+            self._publish_state()
+            self._thread = threading.Thread(target=self._run, name="pagecore-events", daemon=True)
+            self._thread.start()
+        except BaseException:
+            self._release()
+            raise
 
     # Construction and end.
 
@@ -197,11 +202,17 @@ class EventPublisher:
         if self._closing.is_set():
             return
         self._closing.set()
-        self._wake_out.send(b"")
-        self._thread.join()
-        if self._error is None:
-            with self._mutex:
-                self._publish()
+        try:
+            self._wake_out.send(b"")
+            self._thread.join()
+            if self._error is None:
+                with self._mutex:
+                    self._publish()
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        """End the journals, so that the cache can have another publisher, and close the sockets."""
         with Held(self._lock):
             for source in self._sources:
                 source.tree.stop_journal()
@@ -237,8 +248,10 @@ class EventPublisher:
     def _publish(self) -> int:
         """Publish a batch if there are changes. The caller holds the mutex."""
         with Held(self._lock):
-            logs = self._take()
-        return self._send_changes(logs)
+            taken = self._take()
+        number = self._send_changes(taken)
+        self._is_behind = False
+        return number
 
     def _publish_state(self) -> None:
         """Publish everything as the first batch."""
@@ -247,19 +260,24 @@ class EventPublisher:
                 self._take()
                 logs = self._contents()
             self._send(self._whole(logs))
+            self._is_behind = False
 
     def _take(self) -> tuple[list[Changes], bool]:
-        """Return the changes and False; if a journal was full, all contents and True. The caller holds the lock."""
+        """Return the changes and False; or all contents and True, if a journal was full or earlier changes are unsent.
+
+        The caller holds the lock, and sets `_is_behind` to False when the changes are sent.
+        """
+        was_behind, self._is_behind = self._is_behind, True
         logs = [source.tree.take_changes() for source in self._sources]
-        has_overflowed = any(log.has_overflowed for log in logs)
-        return (self._contents() if has_overflowed else logs), has_overflowed
+        must_be_whole = was_behind or any(log.has_overflowed for log in logs)
+        return (self._contents() if must_be_whole else logs), must_be_whole
 
     def _contents(self) -> list[Changes]:
         return [source.tree.list_contents() for source in self._sources]
 
     def _send_changes(self, taken: tuple[list[Changes], bool]) -> int:
-        logs, has_overflowed = taken
-        if has_overflowed:
+        logs, is_whole = taken
+        if is_whole:
             self._count(num_overflows=1)
             return self._send(self._whole(logs))
         events = self._events_of(logs)
@@ -332,6 +350,7 @@ class EventPublisher:
             with Held(self._lock):
                 changes, logs = self._take(), self._contents()
             self._send_changes(changes)
+            self._is_behind = False
             number = self._stats.sequence
             self._count(num_snapshots=1)
         events = [*self._announcements(), *self._events_of(logs)]

@@ -106,7 +106,7 @@ class Source:
             "block_size": self.tree.block_size,
             "lora_id": None,
             "medium": self.medium,
-            "lora_name": change.namespace if isinstance(change.namespace, str) else None,
+            "lora_name": encodable(change.namespace) if isinstance(change.namespace, str) else None,
         }
         if change.spans or (change.namespace is not None and change.first == 0):
             event["extra_keys"] = extra_keys(change)
@@ -125,10 +125,15 @@ def extra_keys(change: Change) -> list[list[object] | None]:
     """
     keys: list[list[object]] = [[] for _ in change.hashes]
     if change.namespace is not None and change.first == 0:
-        keys[0].append(change.namespace)
+        keys[0].append(encodable(change.namespace) if isinstance(change.namespace, str) else change.namespace)
     for block, start, end, digest in change.spans:
         keys[block].append([digest if isinstance(digest, bytes) else str(digest), start, end])
     return [each or None for each in keys]
+
+
+def encodable(text: str) -> str:
+    r"""Return a text as UTF-8 can have it: a lone surrogate is spelt as ``\ud800``."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def groups_of(parts: CacheParts) -> tuple[tuple[GroupKind, ...], ...]:

@@ -233,6 +233,11 @@ class Subscriber:
                 if not socket.poll(int(self._timeout * 1000), zmq.POLLIN):
                     raise DeviceError(f"{endpoint} does not answer within {self._timeout} s; check the address")
                 frames: list[Any] = socket.recv_multipart()
+                if len(frames) < 2 or len(frames[-2]) != len(END):
+                    raise DeviceError(
+                        f"{endpoint} sent {len(frames)} frames that are not a batch; use the address of a publisher's "
+                        "replay or snapshot"
+                    )
                 number, payload = frames[-2:]
                 if number == END:
                     return

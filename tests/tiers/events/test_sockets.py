@@ -317,6 +317,93 @@ def test_a_full_journal_publishes_the_whole_state():
         assert len(subscriber.mirror.blocks()) == 40
 
 
+@pytest.mark.parametrize("by", ["publish", "snapshot"])
+def test_changes_that_could_not_be_sent_are_followed_by_the_whole_state(by):
+    def fails(_):
+        raise MemoryError
+
+    cache = make()
+    with publisher_of(cache) as publisher, follower_of(publisher) as subscriber:
+        change(cache, publisher, 1)
+        compute(cache, ids(9, 2))
+        encode, publisher._encode = publisher._encode, fails
+        with pytest.raises(MemoryError):
+            publisher.publish()
+        publisher._encode = encode
+        if by == "snapshot":
+            subscriber.sync()
+        assert publisher.publish() == 2
+        assert change(cache, publisher, 3) == 3
+        mirror = Mirror()
+        for number, payload in publisher._batches:
+            mirror.apply(number, decode_batch(payload))
+        assert state_of(mirror) == contents(publisher)
+        assert len(mirror.blocks()) == 6
+        assert publisher.stats().num_overflows == 1
+
+
+@pytest.mark.parametrize("namespace", ["tenant \ud800", "\udfff", ("a", "\ud800")])
+def test_a_namespace_that_utf_8_cannot_encode_is_published(namespace):
+    cache = make()
+    compute(cache, ids(9, 1), namespace=namespace)
+    with publisher_of(cache) as publisher, follower_of(publisher) as subscriber:
+        compute(cache, ids(9, 2), namespace=namespace)
+        publisher.publish()
+        subscriber.sync()
+        assert state_of(subscriber.mirror) == contents(publisher)
+        assert subscriber.mirror.match(ids(9, 2), namespace=namespace) == 8
+
+
+@pytest.mark.parametrize("step", ["_publish_state", "thread"])
+def test_a_publisher_that_cannot_start_leaves_the_cache_to_another(step, monkeypatch):
+    def fails(*_):
+        raise MemoryError
+
+    cache = make()
+    with monkeypatch.context() as patch:
+        if step == "thread":
+            patch.setattr(threading.Thread, "start", fails)
+        else:
+            patch.setattr(EventPublisher, step, fails)
+        with pytest.raises(MemoryError):
+            publisher_of(cache)
+    with publisher_of(cache) as publisher:
+        assert change(cache, publisher, 1) == 1
+
+
+def test_a_close_whose_last_batch_fails_leaves_the_cache_to_another_publisher():
+    def fails(_):
+        raise MemoryError
+
+    cache = make()
+    publisher = publisher_of(cache)
+    publisher._encode = fails
+    compute(cache, ids(9, 1))
+    with pytest.raises(MemoryError):
+        publisher.close()
+    with publisher_of(cache) as publisher:
+        assert change(cache, publisher, 2) == 1
+
+
+@pytest.mark.parametrize("frames", [[b"x"], [b"12345678", b"y"][::-1], [b"", b"1234567", b"z"]])
+def test_an_answer_that_is_not_of_a_publisher_is_named(frames):
+    with zmq.Context.instance().socket(zmq.ROUTER) as server, publisher_of(make()) as publisher:
+        port = server.bind_to_random_port("tcp://127.0.0.1")
+
+        def answer():
+            way = server.recv_multipart()[0]
+            server.send_multipart([way, *frames])
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with (
+            Subscriber(publisher.endpoint, snapshot=f"tcp://127.0.0.1:{port}", timeout=10.0) as subscriber,
+            pytest.raises(DeviceError, match="frames that are not a batch"),
+        ):
+            subscriber.sync()
+        thread.join()
+
+
 def test_a_restarted_publisher_starts_at_0_and_its_subscribers_follow():
     cache = make()
     mirror = Mirror()
