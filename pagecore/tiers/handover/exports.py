@@ -82,6 +82,8 @@ def export_sequence(
     number = require_int("readers", readers, max=1024)
     geometry = describe(parts, first_layer)
     check_transport(transport)
+    if not isinstance(model, str):
+        raise UnsupportedOption(f"model is {shown(model)}; give a str")
     if not transport.address:
         raise UnsupportedOption(
             f"transport {transport!r} has no address, so that importers cannot reach it; make it with one"
@@ -93,10 +95,13 @@ def export_sequence(
         )
     export = os.urandom(ID_BYTES)
     held = cache.fork(sequence, ("export", export.hex()))
+    offer = None
     try:
         offer = _offer(cache, held, export, seconds, number)
         manifest = _manifest(cache, held, offer, transport, model, geometry, seconds)
     except BaseException:
+        if offer is not None and offer.image is not None:
+            offer.image.close()
         cache.remove(held)
         raise
     if offer.image is None:
@@ -193,8 +198,6 @@ def _manifest(
     lease: float,
 ) -> Manifest:
     parts = parts_of(cache)
-    if not isinstance(model, str):
-        raise UnsupportedOption(f"model is {shown(model)}; give a str")
     namespace, spans = content_identity(parts.state, held)
     return Manifest(
         offer.export,

@@ -181,6 +181,8 @@ class Offer:
         return Units.concatenate(parts), seeds_of(self.export, np.concatenate(lanes), np.concatenate(numbers))
 
     def _check(self, part: Part) -> None:
+        if len(part.units) % 4:
+            raise CorruptTransfer(f"the claim lists units in {len(part.units)} bytes; expected 4 for each number")
         numbers = part.numbers
         if not 0 <= part.group < len(self.rows) or part.cut < 1 or self.cache.block_size % part.cut:
             raise CorruptTransfer(f"the claim names group {part.group} cut at {part.cut} tokens, which do not exist")

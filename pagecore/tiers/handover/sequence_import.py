@@ -60,14 +60,17 @@ class SequenceImport:
         try:
             for request in plan.requests:
                 self._pulls.append(transport.pull(request))
+            self._thread = threading.Thread(target=_pull_all, args=(self,), name="pagecore-import", daemon=True)
+            _start(self._thread)
         except BaseException:
+            self._is_ended = True
             for pull in self._pulls:
                 pull.cancel()
                 with contextlib.suppress(HandoverError):
                     pull.run()
+            if plan.image is not None:
+                plan.image.close()
             raise
-        self._thread = threading.Thread(target=_pull_all, args=(self,), name="pagecore-import", daemon=True)
-        self._thread.start()
 
     @property
     def nbytes(self) -> int:
@@ -246,6 +249,16 @@ class SequenceImport:
     def __repr__(self) -> str:
         state = "running" if not self._known.is_set() else "failed" if self._error else "arrived"
         return f"SequenceImport({self._sequence.id!r}, {self.nbytes} bytes, {state})"
+
+
+def _start(thread: threading.Thread) -> None:
+    """Start a thread; raise HandoverError if there is none left."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise HandoverError(
+            f"no thread can be started for the import: {error}; import again, or raise the limit of processes"
+        ) from None
 
 
 def _pull_all(running: SequenceImport) -> None:

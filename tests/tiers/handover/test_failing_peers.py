@@ -1,5 +1,6 @@
 """A peer that fails ends a hand-over in a typed error, with the importing cache as before and no rows held for ever."""
 
+import errno
 import gc
 import os
 import socket
@@ -18,7 +19,10 @@ from pagecore.tiers.handover import errors
 from pagecore.tiers.handover.exports import export_sequence
 from pagecore.tiers.handover.imports import import_sequence
 from pagecore.tiers.handover.manifest import Manifest
+from pagecore.tiers.handover.transports import server
+from pagecore.tiers.handover.transports.addresses import connect
 from pagecore.tiers.handover.transports.sockets import SocketTransport
+from pagecore.tiers.handover.wire import WIRE_VERSION, Answer, Claim, Part, Stream
 from tests.tiers.handover.conftest import pair_of
 from tests.tiers.handover.failing import TOKENS, Case
 from tests.tiers.handover.pairs import assert_same, computed, content, make
@@ -87,6 +91,90 @@ def test_an_exporter_survives_clients_that_speak_otherwise(tcp):
     arrived = case.start(manifest).result()
     assert_same(content(case.sender, case.sequence), content(case.receiver, arrived))
     case.check_released()
+
+
+class Exhausted:
+    """A listening socket whose process has no descriptor left for the next connections."""
+
+    def __init__(self, listener, count):
+        self.listener, self.left = listener, count
+
+    def accept(self):
+        if self.left:
+            self.left -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self.listener.accept()
+
+    def __getattr__(self, name):
+        return getattr(self.listener, name)
+
+
+def test_an_exporter_pauses_while_it_has_no_descriptor_left_and_answers_then(tcp, monkeypatch):
+    pauses, case = [], Case(tcp)
+    monkeypatch.setattr(server.time, "sleep", pauses.append)
+    manifest = case.export()
+    own = case.exporter._server
+    own._listener = Exhausted(own._listener, 3)
+    arrived = case.start(manifest).result()
+    monkeypatch.undo()
+    assert_same(content(case.sender, case.sequence), content(case.receiver, arrived))
+    assert pauses.count(server.PAUSE_SECONDS) == 3
+    case.check_released()
+
+
+@pytest.fixture
+def no_threads(monkeypatch):
+    """Let the start of threads of some name fail once."""
+    start = threading.Thread.start
+    failing = set()
+
+    def fails(thread):
+        if thread.name in failing:
+            failing.remove(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fails)
+    return failing
+
+
+def test_an_exporter_without_a_thread_for_a_reader_answers_the_next_one(tcp, no_threads):
+    case = Case(tcp)
+    manifest = case.export()
+    no_threads.add("pagecore-reader")
+    with pytest.raises(errors.PeerLost):
+        case.start(manifest).result()
+    case.check_unchanged()
+    arrived = case.start(manifest).result()
+    assert_same(content(case.sender, case.sequence), content(case.receiver, arrived))
+    case.check_released()
+
+
+def test_an_import_without_a_thread_leaves_nothing(tcp, no_threads):
+    case = Case(tcp)
+    manifest = case.export()
+    no_threads.add("pagecore-import")
+    with pytest.raises(errors.HandoverError, match="no thread can be started for the import: can't start new thread"):
+        case.start(manifest)
+    assert case.importer.num_pulls == 0
+    case.check_unchanged()
+    arrived = case.start(manifest).result()
+    assert_same(content(case.sender, case.sequence), content(case.receiver, arrived))
+    case.check_released()
+
+
+def test_a_claim_with_half_a_number_is_refused(tcp):
+    case = Case(tcp)
+    request = case.export()
+    part = Part(0, 8, bytes(5), 0, 1, 0, 4, True, True, False)
+    claim = Claim(WIRE_VERSION, request.export, True, [part], False, False)
+    deadline = time.monotonic_ns() + 10 * 10**9
+    with connect(request.address, deadline) as connection:
+        stream = Stream(connection, deadline, "the exporter")
+        stream.send(claim)
+        refusal = stream.receive(Answer).refusal
+    assert (refusal.kind, "5 bytes" in refusal.text) == ("CorruptTransfer", True)
+    case.check_works()
 
 
 # The end of imports and transports.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -24,6 +25,9 @@ from pagecore.tiers.handover.wire import WIRE_VERSION, Answer, Claim, End, Refus
 # Seconds in which a new connection must send its claim.
 CLAIM_SECONDS = 10
 MAX_READERS = 64
+# Errors of `accept` that last until others release descriptors or memory, and the pause before it is tried again.
+EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+PAUSE_SECONDS = 0.01
 FOREVER = 2**62
 
 # Answers a claim on an offer: sends the grant, and streams the units if they are streamed.
@@ -84,6 +88,10 @@ class OfferServer:
     @property
     def num_offers(self) -> int:
         """Offers whose rows are not given back yet."""
+        return self._forget_released()
+
+    def _forget_released(self) -> int:
+        """Forget the offers whose rows are given back; return the number of the others."""
         with self._lock:
             self._offers = {key: offer for key, offer in self._offers.items() if not offer.settle()}
             return len(self._offers)
@@ -134,7 +142,9 @@ class OfferServer:
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in EXHAUSTED:  # the connection waits, and would wake this thread again at once
+                time.sleep(PAUSE_SECONDS)
             return
         with self._lock:
             self._readers = [reader for reader in self._readers if reader.thread.is_alive()]
@@ -146,8 +156,12 @@ class OfferServer:
         reader = Reader(connection, threading.Thread(name="pagecore-reader", daemon=True))
         reader.thread = threading.Thread(target=self._answer, args=(reader,), name="pagecore-reader", daemon=True)
         with self._lock:
+            try:
+                reader.thread.start()
+            except (RuntimeError, MemoryError):  # no thread is left: the importer may try again
+                connection.close()
+                return
             self._readers.append(reader)
-            reader.thread.start()
 
     def _expire(self) -> None:
         with self._lock:
@@ -156,7 +170,7 @@ class OfferServer:
             if offer.seconds_left <= 0 and not offer.is_closed:
                 offer.withdraw()
                 self._cut(offer)
-        assert self.num_offers >= 0  # forgets those that are given back
+        self._forget_released()
 
     def _cut(self, offer: Offer) -> None:
         if not self._is_revocable:
