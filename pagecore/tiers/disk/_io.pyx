@@ -316,24 +316,32 @@ Native threads that load and store payloads; loads go first.
         with nogil:
             self.native.get().submit(move(job))
 
-    def poll(self):
+    def poll(self, list found=None):
         """Return ``(ticket, errors)`` of the batches that ended: 0 or an errno for each payload or erased slot.
 
         ECANCELED: the transfer had not started when the batch was cancelled. EBADMSG: the sum of a load differs.
+
+        Parameters
+        ----------
+        found : list, optional
+            The batches are appended to it, and it is returned. After a MemoryError it has some of them, and the next
+            call appends the others.
         """
         cdef vector[unique_ptr[Job]] ended
         cdef size_t i, j
-        cdef list found = []  # before the queue gives its batches away
+        cdef list out = [] if found is None else found  # before the queue gives its batches away
         with nogil:
             ended = self.native.get().poll()
         try:
             for i in range(ended.size()):
                 errors = [ended[i].get().transfers[j].error for j in range(ended[i].get().transfers.size())]
-                found.append((ended[i].get().ticket, errors))
+                out.append((ended[i].get().ticket, errors))
+                if found is not None:
+                    ended[i].reset()
         except BaseException:
             self.native.get().put_back(ended)  # the next call returns them
             raise
-        return found
+        return out
 
     def cancel(self, uint64_t ticket):
         """End the transfers of a batch that have not started; `poll` still returns the batch."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -28,8 +30,10 @@ class Batch:
         Position in `keys` of each transfer of the queue.
     present : list of bytes
         Keys of a store that were there already. They are pinned until the batch ends, so that it does not evict them.
-    num_awaited : int
-        Parts that have not ended: the transfers, and each key that another batch is writing.
+    num_settled : int
+        Transfers, in the order of `places`, whose ends were taken into account.
+    num_shared : int
+        Keys that other batches are writing.
     error : str or None
         First reason of a failure.
     full : str or None
@@ -42,9 +46,16 @@ class Batch:
     ok: list[bool]
     places: list[int] = field(default_factory=list)
     present: list[bytes] = field(default_factory=list)
-    num_awaited: int = 0
+    num_settled: int = 0
+    num_shared: int = 0
     error: str | None = None
     full: str | None = None
+
+    def note(self, place: int, error: int) -> None:
+        """Record the result of one key, 0 or an errno of the queue."""
+        self.ok[place] = error == 0
+        if error:
+            self.fail(_reason_of(error))
 
     def fail(self, reason: str) -> None:
         """Keep the first reason of a failure."""
@@ -54,6 +65,13 @@ class Batch:
         """Return the end of the batch."""
         is_full = self.error is None and self.full is not None
         return Done(self.ticket, np.array(self.ok, bool), self.error or self.full, is_full)
+
+
+def _reason_of(error: int) -> str:
+    """Return the text of an errno of the queue."""
+    if error == errno.ECANCELED:
+        return "cancelled"
+    return "the sum of a payload differs" if error == errno.EBADMSG else os.strerror(error)
 
 
 def split_keys(keys: Keys, fingerprint: Fingerprint) -> list[bytes]:

@@ -263,7 +263,9 @@ std::vector<std::unique_ptr<Job>> IoQueue::poll() {
 
 void IoQueue::put_back(std::vector<std::unique_ptr<Job>>& jobs) noexcept {
   const std::lock_guard lock(state_->mutex);
-  for (; !jobs.empty(); jobs.pop_back()) state_->ended.push_front(*jobs.back().release());
+  for (; !jobs.empty(); jobs.pop_back()) {
+    if (Job* const job = jobs.back().release()) state_->ended.push_front(*job);
+  }
   signal();
 }
 

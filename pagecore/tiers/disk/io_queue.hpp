@@ -84,7 +84,8 @@ class IoQueue {
   void cancel(Ticket ticket) noexcept;
   // Returns the jobs that ended since the last call, in the order of their ends.
   [[nodiscard]] std::vector<std::unique_ptr<Job>> poll();
-  // Takes back jobs of a poll() whose caller has no memory for the results: the next poll() returns them first.
+  // Takes back jobs of a poll() whose caller has no memory for the results: the next poll() returns them first. Those
+  // that the caller has taken are null.
   void put_back(std::vector<std::unique_ptr<Job>>& jobs) noexcept;
   // Waits until nothing is pending; false if `seconds` pass first. Negative seconds: no limit.
   [[nodiscard]] bool drain(double seconds);

@@ -18,6 +18,7 @@ class Lane:
     Every slot is in one place: free, being written (`writing`), published (`entries`), or dropped while a load reads it
     or its entry is erased (`orphans`). A published key that is not pinned may be evicted, in the order of
     `EvictionOrder`. A pin belongs to a lookup (`held`), or to a load, store or removal that runs.
+    A method without memory changes nothing, except that a link or an order of uses may be lost.
 
     Parameters
     ----------
@@ -42,9 +43,14 @@ class Lane:
 
     def hold(self, key: bytes) -> bool:
         """Pin a published key for a lookup; return False if it is not published."""
-        if not self.pin(key):
+        if key not in self.entries:
             return False
         self.held[key] += 1
+        try:
+            self._pin(key)
+        except BaseException:
+            self._take_hold(key)
+            raise
         return True
 
     def unhold(self, key: bytes) -> None:
@@ -64,14 +70,16 @@ class Lane:
 
     def unpin(self, key: bytes) -> None:
         """End a pin; the last one makes the key the most recently used."""
-        self._pins[key] -= 1
-        if self._pins[key] > 0:
+        left = self._pins[key] - 1
+        if left:
+            self._pins[key] = left
             return
-        del self._pins[key]
         if key in self.orphans:
-            self._free.append(self.orphans.pop(key))
+            self._free.append(self.orphans[key])
+            del self.orphans[key]
         else:
             self._order.use(key)
+        self._pins.pop(key)
 
     def pin(self, key: bytes) -> bool:
         """Pin a published key; return False if it is not published."""
@@ -92,39 +100,56 @@ class Lane:
         """
         if key in self.orphans or (before is not None and not self._has(before)):
             return None
-        if before is not None:
-            self._order.link(key, before)
-        slot = self._free.popleft() if self._free else self._evict()
-        if slot is None:
-            self._order.unlink(key)
-            return None
-        self.writing[key] = slot
+        self.writing[key] = -1  # room for the slot
+        slot = None
+        try:
+            if before is not None:
+                self._order.link(key, before)
+            slot = self._free.popleft() if self._free else self._evict()
+        finally:
+            if slot is None:
+                del self.writing[key]
+                self._order.unlink(key)
+            else:
+                self.writing[key] = slot
         return slot
 
     def publish(self, key: bytes) -> None:
         """Make a written key available."""
-        self.entries[key] = self.writing.pop(key)
         self._order.use(key)
+        try:
+            self.entries[key] = self.writing[key]
+        except BaseException:
+            self._order.discard(key)
+            raise
+        del self.writing[key]
         if self._evicted is not None:
             self._evicted.pop(key, None)
 
     def abandon(self, key: bytes) -> None:
-        """Free the slot of a key that was not written. It is reused last, because its sectors may be bad."""
-        self._order.unlink(key)
-        self._free.append(self.writing.pop(key))
+        """Free the slot of a key that was not written; a key without one is ignored.
+
+        The slot is reused last, because its sectors may be bad.
+        """
+        slot = self.writing.get(key)
+        if slot is not None:
+            self._order.unlink(key)
+            self._free.append(slot)
+            del self.writing[key]
 
     def drop(self, key: bytes) -> int | None:
         """Forget a published key, as if it had been evicted; return its slot, None if it is gone already."""
-        slot = self.entries.pop(key, None)
+        slot = self.entries.get(key)
         if slot is None:
             return None
-        self._note_evicted(key)
-        self._order.discard(key)
         self._order.unlink(key)
+        self._note_evicted(key)
         if key in self._pins:
             self.orphans[key] = slot
         else:
             self._free.append(slot)
+        self._order.discard(key)
+        del self.entries[key]
         return slot
 
     def remove(self, key: bytes) -> int | None:
@@ -132,7 +157,11 @@ class Lane:
         if key not in self.entries:
             return None
         self._pin(key)
-        return self.drop(key)
+        try:
+            return self.drop(key)
+        except BaseException:
+            self.unpin(key)
+            raise
 
     def take_evicted(self) -> list[bytes]:
         """Return the keys that were evicted or dropped since the last call and are not published again.
@@ -168,26 +197,28 @@ class Lane:
         return key in self.entries or key in self.writing
 
     def _evict(self) -> int | None:
-        victim = self._order.pop()
+        victim = self._order.first()
         if victim is None:
             return None
+        self._order.unlink(victim)
         self._note_evicted(victim)
+        self._order.discard(victim)
         return self.entries.pop(victim)
 
     def _note_evicted(self, key: bytes) -> None:
         if self._evicted is not None:
             self._evicted[key] = None
             if len(self._evicted) > MAX_EVICTED:
-                self._evicted.popitem(last=False)
+                del self._evicted[next(iter(self._evicted))]
 
     def _pin(self, key: bytes) -> None:
         self._pins[key] += 1
         self._order.discard(key)
 
     def _take_hold(self, key: bytes) -> bool:
-        if key not in self.held:
-            return False
-        self.held[key] -= 1
-        if self.held[key] == 0:
-            del self.held[key]
-        return True
+        left = self.held.get(key, 0) - 1
+        if left > 0:
+            self.held[key] = left
+        elif left == 0:
+            self.held.pop(key)
+        return left >= 0

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections import Counter
 from collections.abc import Iterable
 
+from pagecore.tiers.disk._io import IoQueue
 from pagecore.tiers.disk.batch import Batch
 from pagecore.tiers.disk.slab_set import SlabSet
 from pagecore.tiers.store import Done, StoreStats
@@ -14,6 +14,9 @@ from pagecore.tiers.store import Done, StoreStats
 
 class Ledger:
     """Pending batches, ended batches that the caller has not polled, and counters.
+
+    A method that has no memory raises MemoryError; what it has done stays, and a later `collect` does the rest, once.
+    For that, each step allocates first and then changes what is counted.
 
     Parameters
     ----------
@@ -27,6 +30,8 @@ class Ledger:
         self._lanes = slabs.lanes
         self._payload_bytes = payload_bytes
         self._pending: dict[int, Batch] = {}
+        # Batches that the queue has ended, with an errno for each transfer; the first may be settled in part.
+        self._ended: list[tuple[int, list[int]]] = []
         # Batches that store a key which another batch is writing, and the place of the key in them.
         self._waiting: dict[bytes, list[tuple[Batch, int]]] = {}
         self._ready: list[Done] = []
@@ -34,8 +39,8 @@ class Ledger:
 
     @property
     def has_ready(self) -> bool:
-        """True if a batch has ended that `take_ready` has not returned."""
-        return bool(self._ready)
+        """True if a batch has ended that `take_ready` has not returned, or that `collect` has not seen to the end."""
+        return bool(self._ready or self._ended)
 
     def take_ready(self) -> list[Done]:
         """Return the batches that ended since the last call."""
@@ -49,89 +54,100 @@ class Ledger:
             self._waiting.setdefault(key, []).append((batch, place))
 
     def forget(self, batch: Batch) -> None:
-        """Remove a batch that the queue refused."""
-        del self._pending[batch.ticket]
+        """Remove a batch that was not submitted."""
+        self._pending.pop(batch.ticket, None)
+        for key in batch.keys:
+            waiting = self._waiting.get(key, [])
+            for at in reversed(range(len(waiting))):
+                if waiting[at][0] is batch:
+                    del waiting[at]
+            if not waiting:
+                self._waiting.pop(key, None)
         self._unpin_present(batch)
-        for key, waiting in list(self._waiting.items()):
-            self._waiting[key] = [(other, place) for other, place in waiting if other is not batch]
 
     def end(self, batch: Batch) -> int:
         """End a batch; return its ticket."""
         self._unpin_present(batch)
-        self._ready.append(batch.done())
-        num_ok = sum(batch.ok)
-        if batch.kind == "lookup":
-            self._counts["num_lookups"] += len(batch.ok)
-            self._counts["num_found"] += num_ok
-        elif batch.kind == "remove":
-            self._counts["num_removed"] += num_ok
-        else:
-            self._counts["num_loaded" if batch.kind == "load" else "num_stored"] += num_ok
-            self._counts[f"num_{batch.kind}_failures"] += len(batch.ok) - num_ok
+        done, counts = batch.done(), self._counted(batch)
+        self._ready.append(done)
+        self._counts = counts
+        self._pending.pop(batch.ticket, None)
         return batch.ticket
 
-    def collect(self, ended: Iterable[tuple[int, list[int]]]) -> None:
+    def collect(self, queue: IoQueue) -> None:
         """Publish, free or drop the entries of batches that the queue has ended, and end the batches."""
-        for ticket, errors in ended:
-            batch = self._pending[ticket]
-            settle = {"load": self._end_load, "remove": self._end_remove}.get(batch.kind, self._end_store)
-            for place, error in zip(batch.places, errors, strict=True):
-                settle(batch, place, error)
-            self._end_parts(batch, len(errors))
+        queue.poll(self._ended)
+        while self._ended:
+            ticket, errors = self._ended[0]
+            batch = self._pending.get(ticket)
+            if batch is not None:
+                self._settle(batch, errors)
+            del self._ended[0]
 
     def stats(self, num_held: int) -> StoreStats:
         """Return the counters."""
         return StoreStats(**self._counts, num_pending=len(self._pending), num_held=num_held)
 
-    def _unpin_present(self, batch: Batch) -> None:
-        for key in reversed(batch.present):
-            self._lanes[key[-1]].unpin(key)
-
-    def _end_load(self, batch: Batch, place: int, error: int) -> None:
-        key = batch.keys[place]
-        lane = self._lanes[key[-1]]
-        _settle(batch, place, error)
-        if error == 0:
-            self._counts["bytes_loaded"] += self._payload_bytes[key[-1]]
-        elif error != errno.ECANCELED and (slot := lane.drop(key)) is not None:
-            table, local = self._slabs.place(key[-1], slot)
-            table.clear(local)
-        lane.unpin(key)
-
-    def _end_remove(self, batch: Batch, place: int, error: int) -> None:
-        key = batch.keys[place]
-        _settle(batch, place, error)
-        self._lanes[key[-1]].unpin(key)
-
-    def _end_store(self, batch: Batch, place: int, error: int) -> None:
-        key = batch.keys[place]
-        lane = self._lanes[key[-1]]
-        _settle(batch, place, error)
-        if error == 0:
-            lane.publish(key)
-            self._counts["bytes_stored"] += self._payload_bytes[key[-1]]
-        else:
-            lane.abandon(key)
-        for other, where in self._waiting.pop(key, ()):
-            _settle(other, where, error)
-            self._end_parts(other, 1)
-
-    def _end_parts(self, batch: Batch, num_parts: int) -> None:
-        batch.num_awaited -= num_parts
-        if batch.num_awaited == 0:
-            del self._pending[batch.ticket]
+    def _settle(self, batch: Batch, errors: list[int]) -> None:
+        """Take the transfers of a batch into account, and end it unless it waits for other batches."""
+        end_transfer = {"load": self._end_load, "remove": self._end_remove}.get(batch.kind, self._end_store)
+        while batch.num_settled < len(errors):
+            following = batch.num_settled + 1
+            place, error = batch.places[batch.num_settled], errors[batch.num_settled]
+            batch.note(place, error)
+            end_transfer(batch.keys[place], error)
+            batch.num_settled = following
+        if not batch.num_shared:
             self.end(batch)
 
+    def _end_load(self, key: bytes, error: int) -> None:
+        lane = self._lanes[key[-1]]
+        slot = lane.entries.get(key)
+        if error not in (0, errno.ECANCELED) and slot is not None:
+            table, local = self._slabs.place(key[-1], slot)
+            table.clear(local)
+            lane.drop(key)
+        lane.unpin(key)
 
-def _settle(batch: Batch, place: int, error: int) -> None:
-    """Record the result of one key."""
-    batch.ok[place] = error == 0
-    if error:
-        batch.fail(_reason_of(error))
+    def _end_remove(self, key: bytes, _error: int) -> None:
+        self._lanes[key[-1]].unpin(key)
 
+    def _end_store(self, key: bytes, error: int) -> None:
+        waiting = self._waiting.get(key)
+        while waiting:
+            other, place = waiting[-1]
+            left = other.num_shared - 1
+            other.note(place, error)
+            if not left and other.num_settled == len(other.places):
+                self.end(other)
+            del waiting[-1]
+            other.num_shared = left
+        self._waiting.pop(key, None)
+        lane = self._lanes[key[-1]]
+        if error == 0:
+            lane.publish(key)
+        else:
+            lane.abandon(key)
 
-def _reason_of(error: int) -> str:
-    """Return the text of an errno of the queue."""
-    if error == errno.ECANCELED:
-        return "cancelled"
-    return "the sum of a payload differs" if error == errno.EBADMSG else os.strerror(error)
+    def _unpin_present(self, batch: Batch) -> None:
+        while batch.present:
+            key = batch.present[-1]
+            self._lanes[key[-1]].unpin(key)
+            del batch.present[-1]
+
+    def _counted(self, batch: Batch) -> Counter[str]:
+        """Return the counters with those of a batch."""
+        counts = self._counts.copy()
+        num_ok = sum(batch.ok)
+        if batch.kind == "lookup":
+            counts["num_lookups"] += len(batch.ok)
+            counts["num_found"] += num_ok
+        elif batch.kind == "remove":
+            counts["num_removed"] += num_ok
+        else:
+            past = "loaded" if batch.kind == "load" else "stored"
+            counts[f"num_{past}"] += num_ok
+            counts[f"num_{batch.kind}_failures"] += len(batch.ok) - num_ok
+            lanes = (batch.keys[place][-1] for place in batch.places if batch.ok[place])
+            counts[f"bytes_{past}"] += sum(self._payload_bytes[lane] for lane in lanes)
+        return counts

@@ -10,12 +10,13 @@ class EvictionOrder:
     """Entries that may be evicted, and links between entries of one prefix.
 
     An entry that others follow in their prefixes is not evicted before them, because they cannot be served without it,
-    and counts as used when they are. If such an entry is the least recently used, `pop` passes it over; it comes first
-    again when its last follower goes, which was then the least recently used.
+    and counts as used when they are. If such an entry is the least recently used, `first` passes it over; it comes
+    first again when its last follower goes, which was then the least recently used.
 
     Invariants: an entry is in `_uses` or in `_passed`, not in both; each entry of `_passed` has followers;
     `_num_followers` counts the values of `_before`; links have no circles. Each method takes constant time, amortised
-    over the uses, unless an entry comes back whose followers are still there.
+    over the uses, unless an entry comes back whose followers are still there. A method without memory changes nothing:
+    it allocates first.
 
     Parameters
     ----------
@@ -29,15 +30,15 @@ class EvictionOrder:
         self._uses: OrderedDict[bytes, None] = OrderedDict.fromkeys(keys)
         self._passed: dict[bytes, None] = {}
         self._before: dict[bytes, bytes] = {}
-        self._num_followers: Counter[bytes] = Counter()
+        self._num_followers: dict[bytes, int] = {}
         for key, other in before.items():
             self.link(key, other)
 
     def use(self, key: bytes) -> None:
         """Add an entry as the most recently used, or make it so."""
-        self._passed.pop(key, None)
         self._uses[key] = None
         self._uses.move_to_end(key)
+        self._passed.pop(key, None)
 
     def discard(self, key: bytes) -> None:
         """Leave an entry out until its next use; its link stays."""
@@ -51,15 +52,23 @@ class EvictionOrder:
         """Return the entries that may be evicted, the least recently used first."""
         return [*self._passed, *self._uses]
 
-    def pop(self) -> bytes | None:
-        """Remove and return the entry to evict; None if others follow every entry or there is none."""
+    def first(self) -> bytes | None:
+        """Return the entry to evict; None if others follow every entry or there is none."""
         while self._uses:
-            key, _ = self._uses.popitem(last=False)
+            key = next(iter(self._uses))
             if key not in self._num_followers:
-                self.unlink(key)
                 return key
             self._passed[key] = None
+            del self._uses[key]
         return None
+
+    def pop(self) -> bytes | None:
+        """Remove and return the entry to evict; None if there is none."""
+        key = self.first()
+        if key is not None:
+            self.unlink(key)
+            del self._uses[key]
+        return key
 
     def link(self, key: bytes, before: bytes) -> None:
         """Note the entry before a new one; a link that would close a circle is left out."""
@@ -70,21 +79,27 @@ class EvictionOrder:
             if one == key:
                 return
         self._before[key] = before
-        self._num_followers[before] += 1
+        try:
+            self._num_followers[before] = self._num_followers.get(before, 0) + 1
+        except BaseException:
+            del self._before[key]
+            raise
 
     def unlink(self, key: bytes) -> None:
         """Forget the entry before one that goes."""
-        before = self._before.pop(key, None)
+        before = self._before.get(key)
         if before is None:
             return
-        self._num_followers[before] -= 1
-        if self._num_followers[before]:
-            return
-        del self._num_followers[before]
-        if before in self._passed:
-            del self._passed[before]
-            self._uses[before] = None
-            self._uses.move_to_end(before, last=False)
+        left = self._num_followers[before] - 1
+        if left:
+            self._num_followers[before] = left
+        else:
+            if before in self._passed:
+                self._uses[before] = None
+                self._uses.move_to_end(before, last=False)
+                del self._passed[before]
+            del self._num_followers[before]
+        del self._before[key]
 
     def faults(self) -> dict[str, bool]:
         """Return the rules of the order, and whether each holds."""

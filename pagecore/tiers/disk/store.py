@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
-from typing import SupportsFloat
+from typing import Any, SupportsFloat, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,8 @@ from pagecore.tiers.disk.slab_set import SlabSet
 from pagecore.tiers.keys.fingerprint import Fingerprint
 from pagecore.tiers.store import KEY_BYTES, Done, Keys, Medium, Pieces, StoreStats
 
+T = TypeVar("T")
+R = TypeVar("R")
 Operation = tuple[SlabTable, int, bytes, int, int]
 
 # Stores that are open in this process; a child of os.fork() closes its copies of their files.
@@ -148,8 +151,16 @@ class DiskStore:
         """
         wanted = split_keys(keys, self.fingerprint)
         with self._entered():
-            ok = [self._lanes[key[-1]].hold(key) for key in wanted]
-            return self._ledger.end(Batch(next(self._tickets), wanted, "lookup", ok))
+            batch = Batch(next(self._tickets), wanted, "lookup", [False] * len(wanted))
+            try:
+                for i, key in enumerate(wanted):
+                    batch.ok[i] = self._lanes[key[-1]].hold(key)
+                return self._ledger.end(batch)
+            except BaseException:
+                for key, is_held in zip(wanted, batch.ok, strict=True):
+                    if is_held:
+                        self._lanes[key[-1]].unhold(key)
+                raise
 
     def submit_load(self, keys: Keys, pieces: Pieces) -> int:
         """Read entries into memory and verify them; return a ticket.
@@ -174,24 +185,21 @@ class DiskStore:
         with self._entered():
             batch = Batch(next(self._tickets), wanted, "load", [False] * len(wanted))
             operations: list[Operation] = []
-            for i, key in enumerate(wanted):
-                slot = self._lanes[key[-1]].pin_for_load(key)
-                if slot is not None:
-                    batch.places.append(i)
-                    operations.append((*self._slabs.place(key[-1], slot), key, *targets[i]))
-            _end_first(batch, operations)
-            batch.num_awaited = len(operations)
-            if not operations:
-                return self._ledger.end(batch)
-            self._ledger.begin(batch)
             try:
-                self._queue.submit_load(batch.ticket, operations)
-            except Exception:
-                self._ledger.forget(batch)
-                for i in batch.places:
-                    self._lanes[wanted[i][-1]].unpin(wanted[i])
+                for i, key in enumerate(wanted):
+                    lane = self._lanes[key[-1]]
+                    if key not in lane.entries:
+                        lane.unhold(key)
+                    elif (slot := _listed(batch.places, i, lane.pin_for_load, key)) is not None:
+                        operations.append((*self._slabs.place(key[-1], slot), key, *targets[i]))
+                _end_first(batch, operations)
+                if not operations:
+                    return self._ledger.end(batch)
+                submit = partial(self._queue.submit_load, batch.ticket, operations)
+            except BaseException:
+                self._undo(batch)
                 raise
-            return batch.ticket
+            return self._sent(batch, submit)
 
     def submit_store(self, keys: Keys, pieces: Pieces, *, before: Keys | None = None) -> int:
         """Write entries; return a ticket.
@@ -222,33 +230,31 @@ class DiskStore:
             batch = Batch(next(self._tickets), wanted, "store", [False] * len(wanted))
             operations: list[Operation] = []
             shared: list[tuple[bytes, int]] = []
-            batch.present = [key for key in wanted if self._lanes[key[-1]].pin(key)]
-            for i, key in enumerate(wanted):
-                lane = self._lanes[key[-1]]
-                if key in lane.entries:
-                    batch.ok[i] = True
-                elif key in lane.writing:
-                    shared.append((key, i))
-                elif (slot := lane.take(key, links[i])) is not None:
-                    batch.places.append(i)
-                    operations.append((*self._slabs.place(key[-1], slot), key, *sources[i]))
-                else:
-                    batch.full = batch.full or f"lane {key[-1]} has no slot that may be evicted for an entry"
-            _end_first(batch, operations)
-            batch.num_awaited = len(operations) + len(shared)
-            if not batch.num_awaited:
-                return self._ledger.end(batch)
-            self._ledger.begin(batch, shared)
             try:
-                if operations:
-                    self._queue.submit_store(batch.ticket, operations, self._sequence, [links[i] for i in batch.places])
-            except Exception:
-                self._ledger.forget(batch)
-                for i in batch.places:
-                    self._lanes[wanted[i][-1]].abandon(wanted[i])
+                self._pin_present(batch)
+                for i, key in enumerate(wanted):
+                    lane = self._lanes[key[-1]]
+                    if key in lane.entries:
+                        batch.ok[i] = True
+                    elif key in lane.writing:
+                        shared.append((key, i))
+                    else:
+                        slot = _listed(batch.places, i, lane.take, key, links[i])
+                        if slot is None:
+                            batch.full = batch.full or f"lane {key[-1]} has no slot that may be evicted for an entry"
+                        else:
+                            operations.append((*self._slabs.place(key[-1], slot), key, *sources[i]))
+                _end_first(batch, operations)
+                if not operations and not shared:
+                    return self._ledger.end(batch)
+                batch.num_shared = len(shared)
+                previous = [links[i] for i in batch.places]
+                submit = partial(self._queue.submit_store, batch.ticket, operations, self._sequence, previous)
+                self._sequence += len(operations)
+            except BaseException:
+                self._undo(batch)
                 raise
-            self._sequence += len(operations)
-            return batch.ticket
+            return self._sent(batch, submit if operations else None, shared)
 
     def submit_remove(self, keys: Keys) -> int:
         """Delete entries, held ones too; return a ticket.
@@ -271,27 +277,22 @@ class DiskStore:
         with self._entered():
             batch = Batch(next(self._tickets), wanted, "remove", [False] * len(wanted))
             erased: list[tuple[SlabTable, int]] = []
-            for i, key in enumerate(wanted):
-                lane = self._lanes[key[-1]]
-                if (slot := lane.remove(key)) is not None:
-                    batch.places.append(i)
-                    erased.append(self._slabs.place(key[-1], slot))
-                elif key in lane.writing:
-                    batch.fail("another batch is writing an entry; wait for its end")
-                else:
-                    batch.ok[i] = True
-            batch.num_awaited = len(erased)
-            if not erased:
-                return self._ledger.end(batch)
-            self._ledger.begin(batch)
             try:
-                self._queue.submit_erase(batch.ticket, erased)
-            except Exception:
-                self._ledger.forget(batch)
-                for i in batch.places:
-                    self._lanes[wanted[i][-1]].unpin(wanted[i])
+                for i, key in enumerate(wanted):
+                    lane = self._lanes[key[-1]]
+                    if key in lane.entries and (slot := _listed(batch.places, i, lane.remove, key)) is not None:
+                        erased.append(self._slabs.place(key[-1], slot))
+                    elif key in lane.writing:
+                        batch.fail("another batch is writing an entry; wait for its end")
+                    else:
+                        batch.ok[i] = True
+                if not erased:
+                    return self._ledger.end(batch)
+                submit = partial(self._queue.submit_erase, batch.ticket, erased)
+            except BaseException:
+                self._undo(batch)
                 raise
-            return batch.ticket
+            return self._sent(batch, submit)
 
     def unlock(self, keys: Keys) -> None:
         """Release the holds of a lookup; keys without a hold are ignored."""
@@ -321,13 +322,17 @@ class DiskStore:
     def poll(self) -> list[Done]:
         """Return the batches that ended since the last call, in the order of their ends.
 
-        Raises nothing but MemoryError of Python's own objects, after which batches that ended may stay pending.
+        Raises nothing but MemoryError of Python's own objects; the next call returns the batches then.
         """
         if self._is_foreign():
             return []
         with self._lock:
-            self._ledger.collect(self._queue.poll())
-            return self._ledger.take_ready()
+            try:
+                self._ledger.collect(self._queue)
+                return self._ledger.take_ready()
+            except BaseException:
+                self._queue.signal()  # for the next call
+                raise
 
     def drain(self, timeout: float | None = None) -> bool:
         """Wait until nothing is pending; return False if `timeout` seconds pass first. `poll` returns the batches."""
@@ -335,9 +340,7 @@ class DiskStore:
             return False
         if not self._is_foreign():
             with self._lock:
-                self._ledger.collect(self._queue.poll())
-                if self._ledger.has_ready:
-                    self._queue.signal()
+                self._collect()
         return True
 
     def close(self) -> None:
@@ -352,7 +355,7 @@ class DiskStore:
             try:
                 if is_first:
                     self._queue.close()
-                    self._ledger.collect(self._queue.poll())
+                    self._ledger.collect(self._queue)
                     for lane in self._lanes:
                         for key in list(lane.held.elements()):
                             lane.unhold(key)
@@ -436,12 +439,49 @@ class DiskStore:
         with self._lock:
             if self._is_closed:
                 raise UnsupportedOption(f"{self.name} is closed; open it again")
-            self._ledger.collect(self._queue.poll())
+            self._collect()
             try:
                 yield
             finally:
                 if self._ledger.has_ready:
                     self._queue.signal()
+
+    def _collect(self) -> None:
+        """Take what the queue has ended into account, and let the eventfd say whether there is something to poll."""
+        try:
+            self._ledger.collect(self._queue)
+        finally:
+            if self._ledger.has_ready:
+                self._queue.signal()
+
+    def _pin_present(self, batch: Batch) -> None:
+        """Pin the keys of a store that are there already, until the batch ends."""
+        for key in batch.keys:
+            lane = self._lanes[key[-1]]
+            if key in lane.entries:
+                _listed(batch.present, key, lane.pin, key)
+
+    def _sent(self, batch: Batch, submit: Callable[[], object] | None, shared: Iterable[tuple[bytes, int]] = ()) -> int:
+        """Add a batch to the ledger and hand its transfers to the queue; return its ticket, or undo it."""
+        try:
+            self._ledger.begin(batch, shared)
+            if submit is not None:
+                submit()
+        except Exception:  # after an interrupt the queue may have the batch, which then ends as any other
+            self._undo(batch)
+            raise
+        return batch.ticket
+
+    def _undo(self, batch: Batch) -> None:
+        """Give back what a batch has taken in the lanes and the ledger."""
+        self._ledger.forget(batch)
+        for i in batch.places:
+            key = batch.keys[i]
+            lane = self._lanes[key[-1]]
+            if batch.kind == "store":
+                lane.abandon(key)
+            else:
+                lane.unpin(key)
 
     def _is_foreign(self) -> bool:
         return os.getpid() != self._pid
@@ -453,6 +493,19 @@ class DiskStore:
         """Close the descriptors that a child of fork() inherited; its parent keeps its own."""
         self._slabs.close()
         os.close(self._queue.fileno())
+
+
+def _listed(taken: list[T], item: T, take: Callable[..., R], *arguments: Any) -> R:
+    """Call a method that takes something, and list what it took; neither is done if the method raises or refuses."""
+    taken.append(item)
+    try:
+        result = take(*arguments)
+    except BaseException:
+        del taken[-1]
+        raise
+    if result is None or result is False:
+        del taken[-1]
+    return result
 
 
 def _end_first(batch: Batch, operations: list[Operation]) -> None:

@@ -1,0 +1,124 @@
+"""DiskStore without memory: a call raises MemoryError, and what it leaves is done by a later one, once."""
+
+import threading
+from dataclasses import astuple
+
+import pytest
+
+from tests.cache.verdicts import wrong_error
+from tests.faults import fail_allocation, is_full, runs
+from tests.tiers.disk.kit import FileOps, Memory, finish, get, keys_of, look, open_store, put
+
+TABLE, SLOT = 8192 + 4096, 8192
+STRIDE = 1 if is_full() else 9
+
+
+class Filled:
+    """A store with entries 0 to 5, of which 5 is damaged, and two free slots; `submit_all` submits one of each batch."""
+
+    def __init__(self, folder):
+        self.may_move = threading.Event()
+        self.may_move.set()
+
+        def wait(fd, parts, offset):
+            if offset >= TABLE:  # the table is locked while it is written
+                self.may_move.wait()
+
+        self.store = open_store(folder, slots=8, threads=1, ops=FileOps(wait, wait))
+        put(self.store, range(6), before=[])
+        (slab,) = self.store.path.glob("*.slab")
+        slot = self.store._lanes[0].entries[keys_of(self.store, [5]).tobytes()]
+        with open(slab, "r+b", buffering=0) as file:
+            file.seek(TABLE + slot * SLOT)
+            file.write(b"damage")
+        self.store.take_evicted()
+        self.memory, self.tickets = [], []
+
+    def submit(self, name, numbers, **options):
+        keys = keys_of(self.store, numbers)
+        if name in ("submit_load", "submit_store"):
+            self.memory.append(Memory(len(numbers)))
+            pieces = [(self.memory[-1].fill(keys) if name == "submit_store" else self.memory[-1]).pieces]
+        else:
+            pieces = []
+        call = getattr(self.store, name)
+        return lambda: self.tickets.append(call(keys, *pieces, **options))
+
+    def submit_all(self):
+        """Submit batches whose ends the store has not seen."""
+        self.may_move.clear()
+        self.submit("submit_lookup", [0, 9])()
+        self.submit("submit_load", [0, 1, 5, 9])()
+        self.submit("submit_store", [6, 7, 0], before=keys_of(self.store, [4]))()
+        self.submit("submit_store", [7, 8, 7])()
+        self.submit("submit_remove", [2, 9])()
+        self.submit("submit_load", [1])()
+        self.may_move.set()
+        assert self.store._queue.drain(20)
+
+    def ends(self):
+        """Return the results of all batches and what the store has then."""
+        store = self.store
+        ended = {ticket: finish(store, ticket) for ticket in self.tickets}
+        assert store.poll() == []
+        store.check_invariants()
+        stats = astuple(store.stats())
+        assert store.stats().num_pending == 0
+        there = look(store, range(12)).ok.tolist()
+        store.unlock(keys_of(store, range(12)))
+        assert get(store, [number for number in range(12) if there[number]]).ok.all()
+        assert put(store, range(20, 30)).ok.sum() == 8 - store.stats().num_held  # no slot is lost
+        store.check_invariants()
+        store.close()
+        return [(done.ok.tolist(), done.error, done.is_full) for done in ended.values()], stats, there
+
+
+def test_a_poll_without_memory_is_made_up_for_by_the_next(tmp_path_factory):
+    filled = Filled(tmp_path_factory.mktemp("whole"))
+    filled.submit_all()
+    expected = filled.ends()
+    assert [ok for ok, _, _ in expected[0]][1] == [True, True, False, False]
+
+    def polled(n):
+        nonlocal filled
+        filled = Filled(tmp_path_factory.mktemp("poll"))
+        filled.submit_all()
+        return fail_allocation(lambda: polls.__setitem__(0, filled.store.poll()), n)
+
+    polls = [[]]
+    for run in runs(polled, stride=STRIDE):
+        assert not wrong_error(run, may_lack_memory=True)
+        filled.store._kept = {done.ticket: done for done in polls[0]}
+        polls[0] = []
+        assert filled.ends() == expected, run.where
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        ("submit_lookup", [0, 1, 9]),
+        ("submit_load", [0, 1, 9, 0]),
+        ("submit_store", [6, 7, 0, 7, 8, 9]),
+        ("submit_remove", [0, 1, 9]),
+    ],
+)
+def test_a_submission_without_memory_takes_nothing(tmp_path_factory, name, numbers):
+    def submitted(n):
+        nonlocal filled
+        filled = Filled(tmp_path_factory.mktemp("submit"))
+        return fail_allocation(filled.submit(name, numbers), n)
+
+    filled = None
+    for run in runs(submitted, stride=STRIDE):
+        assert not wrong_error(run, may_lack_memory=True)
+        store = filled.store
+        while filled.tickets:
+            finish(store, filled.tickets.pop())
+        assert store.drain(20)
+        store.poll()  # a batch whose ticket was lost
+        store.check_invariants()
+        assert store.stats().num_pending == 0
+        store.unlock(keys_of(store, numbers))
+        assert not any(lane._pins or lane.writing for lane in store._lanes), run.where
+        assert put(store, range(20, 30)).ok.sum() == 8
+        store.close()
