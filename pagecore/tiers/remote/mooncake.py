@@ -120,8 +120,8 @@ class MooncakeStore(ListingReporter, WorkerStore):
                 f"Mooncake's client cannot join the cluster of {master} as {hostname} over {protocol}: {status}; check "
                 "hostname, metadata and devices"
             )
-        super().__init__(f"mooncake://{master}", fingerprint, self._connect(), count)
         self._watch: DirectoryWatch | None = None
+        super().__init__(f"mooncake://{master}", fingerprint, self._connect(), count)
         if seconds is not None:
             self._listed = ListedEntries()
             self._watch = DirectoryWatch(directory, self._listed, self._prefix, seconds)

@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pagecore.errors import DeviceError
 from pagecore.tiers.remote.store import Batch, Identity, Kind, RemoteStore
 from pagecore.tiers.store import Keys, Pieces
 
@@ -83,11 +84,20 @@ class WorkerStore(RemoteStore):
         self._queues: dict[Kind, deque[_Task]] = {kind: deque() for kind in ORDER}
         self._left: dict[Batch, int] = {}
         self._workers = [_Worker(first if index == 0 else None) for index in range(num_connections)]
-        for index, worker in enumerate(self._workers):
-            worker.thread = threading.Thread(
-                target=self._run, args=(worker,), name=f"pagecore {name} {index}", daemon=True
-            )
-            worker.thread.start()
+        try:
+            for index, worker in enumerate(self._workers):
+                thread = threading.Thread(
+                    target=self._run, args=(worker,), name=f"pagecore {name} {index}", daemon=True
+                )
+                thread.start()
+                worker.thread = thread
+        except BaseException as error:
+            self.close()
+            if isinstance(error, RuntimeError):
+                raise DeviceError(
+                    f"{name} has no thread for a connection: {error}; use fewer, or raise the limit of processes"
+                ) from None
+            raise
 
     @abstractmethod
     def _connect(self) -> Connection:
@@ -119,8 +129,8 @@ class WorkerStore(RemoteStore):
 
     def _release(self) -> None:
         for worker in self._workers:
-            assert worker.thread is not None
-            worker.thread.join()
+            if worker.thread is not None:
+                worker.thread.join()
             self._disconnect(worker)
 
     # ---- threads ----

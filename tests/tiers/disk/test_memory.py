@@ -14,7 +14,7 @@ STRIDE = 1 if is_full() else 9
 
 
 class Filled:
-    """A store with entries 0 to 5, of which 5 is damaged, and two free slots; `submit_all` submits one of each batch."""
+    """A store with entries 0 to 5, of which 5 is damaged, and two free slots."""
 
     def __init__(self, folder):
         self.may_move = threading.Event()
@@ -45,7 +45,7 @@ class Filled:
         return lambda: self.tickets.append(call(keys, *pieces, **options))
 
     def submit_all(self):
-        """Submit batches whose ends the store has not seen."""
+        """Submit batches of all kinds, whose ends the store has not seen."""
         self.may_move.clear()
         self.submit("submit_lookup", [0, 9])()
         self.submit("submit_load", [0, 1, 5, 9])()

@@ -10,12 +10,13 @@ import time
 import numpy as np
 import pytest
 
-from pagecore.errors import ShapeError, StoreError, UnsupportedOption
+from pagecore.errors import DeviceError, ShapeError, StoreError, UnsupportedOption
 from pagecore.tiers.guard import Deadline, Guard
 from pagecore.tiers.remote.resp import RespStore
 from pagecore.tiers.remote.resp.address import Address
 from pagecore.tiers.remote.resp.connection import RespConnection, encode
 from tests.tiers.blocks import Blocks, random_keys, wait
+from tests.tiers.leaks import nothing_left
 from tests.tiers.proxy import Proxy
 from tests.tiers.remote.contract import LARGE, NBYTES, Contract, fingerprint
 from tests.together import together
@@ -342,6 +343,24 @@ def test_the_timeout_of_a_batch_counts_on_through_signals_to_its_thread(resp_ser
             signal.pthread_kill(store._workers[0].thread.ident, signal.SIGUSR1)
             time.sleep(0.01)
         assert "sent nothing for 0.1 s" in wait(store, ticket).error
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_store_without_threads_for_its_connections_leaves_nothing(url, monkeypatch, count):
+    start, started = threading.Thread.start, []
+
+    def fails(thread):
+        if len(started) == count:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    with nothing_left():
+        monkeypatch.setattr(threading.Thread, "start", fails)
+        with pytest.raises(DeviceError, match="has no thread for a connection: can't start new thread; use fewer"):
+            RespStore(url, fingerprint=fingerprint(), connections=4)
+        monkeypatch.undo()
+    assert len(started) == count
 
 
 def test_a_value_of_another_type_is_an_error_and_keeps_the_connection(url):

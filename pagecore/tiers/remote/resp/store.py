@@ -57,6 +57,8 @@ class RespStore(WorkerStore):
     StoreError
         No server answers, it does not speak RESP2, it refuses user, password or database, or it does not announce
         what `watch_evictions` listens for.
+    DeviceError
+        The system has no thread left for a connection.
     ShapeError
         `connections` or `ttl` is not a positive integer, or `timeout` is not between 0.001 and 1,000,000 seconds.
 
