@@ -56,6 +56,7 @@ cdef extern from "pagecore/tiers/disk/slab_table.hpp" namespace "pagecore::tiers
         vector[Entry] used() except +raise_python_error
         Transfer transfer(uint32_t, const ContentKey&, void*, uint64_t, cbool) except +raise_python_error
         void clear(uint32_t)
+        int flush()
         void check_invariants() except +raise_python_error
     cdef cppclass Place "pagecore::tiers::StoreJob::Place":
         NativeSlabTable* table
@@ -164,9 +165,16 @@ Keys of the slots of one slab, in memory and in the file.
         return slots, keys, sequences, before
 
     def clear(self, uint32_t slot):
-        """Forget the key of a slot, which the caller took from `used` or stored."""
+        """Forget the key of a slot, which the caller took from `used` or stored; the file may keep it until `flush`."""
         with nogil:
             self.native.get().clear(slot)
+
+    def flush(self):
+        """Let the file forget what the table has; return 0 or the first errno. The file must be open."""
+        cdef int error
+        with nogil:
+            error = self.native.get().flush()
+        return error
 
     def check_invariants(self):
         """Raise PagecoreError if an entry is neither zeros nor valid."""

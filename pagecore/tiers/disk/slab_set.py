@@ -78,6 +78,12 @@ class SlabSet:
             for slab in slabs:
                 slab.table.check_invariants()
 
+    def flush(self) -> None:
+        """Let the files forget the entries that were dropped; what cannot be written may be found again."""
+        for slabs in self._slabs:
+            for slab in slabs:
+                slab.table.flush()
+
     def record_uses(self, newest: int) -> None:
         """Write the order of last uses; `newest` is the largest sequence number of an entry."""
         lanes = [np.fromiter(lane.slots_by_use(), np.uint32) for lane in self.lanes]

@@ -40,6 +40,7 @@ SlabTable::SlabTable(int fd, const FileOps& ops, std::span<const uint8_t> identi
   PC_EXPECTS(table % static_cast<int64_t>(kUnit) == 0 && data % static_cast<int64_t>(kUnit) == 0, ShapeError,
              "a table at ", table, " and slots at ", data, "; use multiples of ", kUnit);
   entries_.reset(allocated(num_slots));
+  stale_.resize(unit_of(num_slots - 1) + 1);
 }
 
 uint64_t SlabTable::sum_of(const Entry& entry, Slot slot) const noexcept {
@@ -118,12 +119,25 @@ int SlabTable::erase(std::span<const Slot> slots) noexcept {
 // The caller holds mutex_.
 int SlabTable::write_unit(Slot unit) noexcept {
   iovec parts[2] = {{&entries_[unit * kEntriesPerUnit], kUnit}, {nullptr, 0}};
-  return move_all(ops_, true, fd_, parts, table_ + static_cast<int64_t>(unit * kUnit));
+  const int error = move_all(ops_, true, fd_, parts, table_ + static_cast<int64_t>(unit * kUnit));
+  stale_[unit] = error != 0;
+  return error;
+}
+
+int SlabTable::flush() noexcept {
+  const std::lock_guard lock(mutex_);
+  int first = 0;
+  for (Slot unit = 0; unit < stale_.size(); ++unit) {
+    const int error = stale_[unit] != 0 ? write_unit(unit) : 0;
+    if (first == 0) first = error;
+  }
+  return first;
 }
 
 void SlabTable::clear(Slot slot) noexcept {
   const std::lock_guard lock(mutex_);
   std::memset(&entries_[slot], 0, sizeof(Entry));
+  stale_[unit_of(slot)] = 1;
 }
 
 void SlabTable::check_invariants() const {

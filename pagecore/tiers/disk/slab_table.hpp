@@ -7,6 +7,7 @@
 //
 // I1: an entry of the copy is either zeros or valid: its sum fits its bytes, its slot and the slab.
 // I2: the copy of a slot changes only in open(), publish(), erase() and clear().
+// I3: a unit that is not stale is in the file as in the copy, but for what a crash loses.
 // Threads: every call takes mutex_; publish() and erase() write while they hold it, so that units reach the file in the
 // order of their contents.
 #pragma once
@@ -62,8 +63,10 @@ class SlabTable {
   [[nodiscard]] int publish(std::span<const Entry> entries) noexcept;
   // Forgets slots of one unit of the table, in the file too. Returns 0, or an errno: then the file may still have them.
   [[nodiscard]] int erase(std::span<const Slot> slots) noexcept;
-  // Forgets a slot in the copy; the file follows when its unit is written.
+  // Forgets a slot in the copy; the file follows when its unit is written, or in flush().
   void clear(Slot slot) noexcept;
+  // Writes the units of which the file may have entries that the copy lacks. Returns 0, or the first errno.
+  [[nodiscard]] int flush() noexcept;
   [[nodiscard]] static Slot unit_of(Slot slot) { return slot / static_cast<Slot>(kUnit / sizeof(Entry)); }
   [[nodiscard]] Slot num_slots() const { return num_slots_; }
   void check_invariants() const;
@@ -84,6 +87,7 @@ class SlabTable {
   const int64_t table_, data_;
   mutable std::mutex mutex_;
   std::unique_ptr<Entry[], Freed> entries_;
+  std::vector<uint8_t> stale_;  // of each unit
 };
 
 // A batch of stores: its finish() writes the entries of the payloads that were written.

@@ -359,6 +359,7 @@ class DiskStore:
                     for lane in self._lanes:
                         for key in list(lane.held.elements()):
                             lane.unhold(key)
+                    self._slabs.flush()
                     self._slabs.record_uses(self._sequence - 1)
             finally:  # the folder is free after an interrupt, too
                 self._queue.close()

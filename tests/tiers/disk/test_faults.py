@@ -44,6 +44,39 @@ def test_a_failed_read_is_a_miss_and_drops_the_entry(tmp_path, error):
         assert get(store, [0]).ok.all()
 
 
+def test_a_dropped_entry_does_not_come_back(tmp_path):
+    ops = FileOps()
+    with open_store(tmp_path, slots=40, ops=ops) as store:
+        put(store, range(36))  # of two units of the table
+        ops.on_read = lambda fd, parts, offset: -errno.EIO
+        assert not get(store, [0, 35]).ok.any()
+        ops.on_read = None
+        assert finish(store, store.submit_remove(keys_of(store, [0]))).ok.all()
+    with open_store(tmp_path, slots=40) as store:
+        assert look(store, range(36)).ok.tolist() == [False, *[True] * 34, False]
+
+
+def test_an_evicted_entry_does_not_come_back_when_its_successor_was_not_written(tmp_path):
+    ops = FileOps()
+    with open_store(tmp_path, slots=1, ops=ops) as store:
+        put(store, [0])
+        ops.on_write = lambda fd, parts, offset: -errno.EIO
+        assert not put(store, [1]).ok.any()
+        ops.on_write = None
+    with open_store(tmp_path, slots=1) as store:
+        assert store.num_entries == 0
+
+
+def test_a_close_that_cannot_clear_an_entry_ends(tmp_path):
+    ops = FileOps()
+    with open_store(tmp_path, ops=ops) as store:
+        put(store, [0])
+        ops.on_read = ops.on_write = lambda fd, parts, offset: -errno.EIO
+        assert not get(store, [0]).ok.any()
+    with open_store(tmp_path) as store:
+        assert get(store, [0]).ok.all()  # it was not damaged
+
+
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
 @pytest.mark.parametrize("place", ["payload", "table"])
 def test_a_failed_write_publishes_nothing(tmp_path, error, place):
