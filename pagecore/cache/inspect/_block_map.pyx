@@ -78,7 +78,9 @@ def count_sequences(list sequences not None, BlockTables tables not None, object
     return num_resident, num_tokens, len(sequences) - num_resident, num_swapped_tokens, num_wasted
 
 
-cdef int64_t count_wasted(list sequences, BlockTables tables, BlockPool pool, int64_t group, int32_t block_size) except -1:
+cdef int64_t count_wasted(
+    list sequences, BlockTables tables, BlockPool pool, int64_t group, int32_t block_size
+) except -1:
     """Return the slots of the held blocks of a group without a computed token."""
     cdef Sequence sequence
     cdef Int32s blocks

@@ -3,7 +3,7 @@
 from libc.stdint cimport INT64_MAX
 
 from pagecore.arrays.dtypes.codes cimport BOOL, CPU, INT32, INT64
-from pagecore.arrays.tensors._tensor cimport Tensor, as_tensor, last_axis_contiguous
+from pagecore.arrays.tensors._tensor cimport Tensor, last_axis_contiguous
 
 import numpy as np
 

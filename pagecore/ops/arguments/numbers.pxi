@@ -4,7 +4,7 @@ from libc.math cimport isfinite
 from libc.stdint cimport INT32_MAX, int64_t
 
 from pagecore.arrays.dtypes.codes cimport LAST_FLOAT, CPU, FLOAT32
-from pagecore.arrays.tensors._tensor cimport Tensor, as_tensor, new_tensor, size_of, tensor_of
+from pagecore.arrays.tensors._tensor cimport Tensor, new_tensor, size_of, tensor_of
 
 from operator import index
 
