@@ -53,7 +53,7 @@ void Pins::touch(NodeId node, uint32_t components, bool is_hit) {
   }
 }
 
-Receipt Pins::lock_again(const Receipt& receipt) {
+Receipt Pins::lock_again(const Receipt& receipt) noexcept {
   ++num_receipts_;
   if (receipt.node == kNoNode) return receipt;
   for (int32_t c = 1; c < nodes_.components().count(); ++c) {

@@ -38,7 +38,7 @@ class Pins {
   // Uses the components of the path that ends with `node`, which may be kNoNode.
   void touch(NodeId node, uint32_t components, bool is_hit);
   // Second receipt for the prefix of another.
-  [[nodiscard]] Receipt lock_again(const Receipt& receipt);
+  [[nodiscard]] Receipt lock_again(const Receipt& receipt) noexcept;
   // Releases the given components; `hint` applies to nodes that no other receipt pins.
   void release(Receipt& receipt, uint32_t components, const RetentionHint& hint);
   // Moves the receipt down its path to `end`, which may be its own node after growing. The receipt held `old_end`

@@ -127,7 +127,7 @@ class RadixTree {
   [[nodiscard]] virtual Receipt lock_full(Match& match);
   // Pins the components `ahead` of the full prefix of a match, after lock_shared() of the same match. It is not a hit.
   [[nodiscard]] virtual Receipt lock_ahead(Match& match);
-  [[nodiscard]] virtual Receipt lock_again(const Receipt& receipt) { return pins_.lock_again(receipt); }
+  [[nodiscard]] virtual Receipt lock_again(const Receipt& receipt) noexcept { return pins_.lock_again(receipt); }
   virtual void unlock(Receipt& receipt, uint32_t components, const radix::RetentionHint& hint);
   // Reduces the prefix of the receipt to its first `blocks` blocks; 0 leaves a receipt of an empty prefix.
   virtual void shorten(Receipt& receipt, int64_t blocks) noexcept;
