@@ -385,6 +385,28 @@ def test_what_a_host_has_no_room_for_is_copied_later(short):
     assert tier.list_changed([sequence]) == [sequence]
     tier.backup(sequence)
     assert (tier.match(range(9)), tier.list_changed([sequence])) == (8, [])
+    tier.clear()
+    lease = tier.reserve([[], list(range(tier.num_blocks[1] - 1))])
+    assert tier.backup(sequence) == 2, "a later backup for which the host has no room does not count either"
+    assert (tier.match(range(9)), tier.list_changed([sequence])) == (0, [sequence])
+    lease.release()
+    tier.backup(sequence)
+    assert (tier.match(range(9)), tier.list_changed([sequence])) == (8, [])
+    tier.check_invariants()
+
+
+def test_the_end_of_a_prefix_that_a_later_backup_has_no_room_for_is_unsaved():
+    cache = PagedKVCache(SPEC, num_blocks=20, block_size=4)
+    tier = HostTier(cache, num_blocks=10, huge_pages=False)
+    sequence = cache.add_sequence(range(16))
+    cache.commit(cache.prepare([sequence], 16))
+    assert tier.backup(sequence) == 4
+    tier.clear()
+    with tier.reserve([range(8)]):
+        assert (tier.backup(sequence), tier.match(range(17))) == (1, 4)
+        assert tier.list_changed([sequence]) == [sequence]
+        assert tier.unsaved(sequence, 99) == (4, 16)
+    assert (tier.backup(sequence), tier.unsaved(sequence, 99)) == (3, (0, 0))
     tier.check_invariants()
 
 

@@ -105,6 +105,7 @@ cdef class Backup:
             self.state_blocks = 0
         self.read_path(sequence)
         self.list_missing(counts)
+        hold.backed_up = hold.backed_up_state = 0  # until all of it is offered again
         if not self.fit(counts):
             return False
         self.take(self.state.states.checkpoint_raw(sequence.row) if self.state_blocks > 0 else 0, counts)
