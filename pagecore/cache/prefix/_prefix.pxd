@@ -58,7 +58,8 @@ cdef class PrefixCache:
     cdef int32_t num_truncated      # holds with `truncated_inside_block`
     cdef int32_t num_tentative      # holds that are not counted yet
     cdef int32_t num_duplicated     # holds with `has_duplicates`
-    cdef int64_t num_versions       # calls that have replaced tokens of sequences
+    cdef int64_t num_versions       # calls that have replaced whole computed blocks of sequences
+    cdef int64_t num_tiers          # host tiers that the cache has had; the newest has this number
     cdef readonly int64_t num_evicted_blocks
     cdef readonly int64_t num_evicted_states
     cdef readonly set transfers     # holders of blocks and one `receipt` each: copies that run, and pins

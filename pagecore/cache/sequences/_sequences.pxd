@@ -90,10 +90,13 @@ cdef class PrefixHold:
     cdef object origin
     # Blocks, and tokens of the newest checkpoint, that were offered to a tier; only to skip offers that bring nothing.
     cdef int32_t backed_up, backed_up_state
+    # The tier of these offers: its number among those of the cache, 0 for none. The notes of another tier are void.
+    cdef int64_t backup_tier
     # The newest of these offers among all of the tier, and the tier's evictions before it.
     cdef int64_t backup_number, backed_up_evictions
-    # Number of the last call that replaced tokens of the sequence; 0 before the first. While it is the same, equal
-    # numbers of computed tokens are the same tokens.
+    cdef bint backup_is_running     # the copies of offer `backup_number` have not ended
+    # Number of the last call that replaced a whole computed block of the sequence; 0 before the first. While it is the
+    # same, equal numbers of computed blocks have the same tokens.
     cdef int64_t version
     cdef object options         # the RetentionOptions; None in an empty hold of a cache without a prefix cache
     # The sequence was compacted: blocks past `published` are never published, because tokens before them are missing.

@@ -327,8 +327,10 @@ def test_a_copy_that_fails_after_the_call_is_made_again():
     tier.check_invariants()
 
 
-@pytest.mark.parametrize("ends", [["give_up", "finish"], ["finish", "give_up"], ["give_up", "give_up"]])
-def test_a_copy_that_fails_costs_nothing_that_a_later_one_has_copied(ends):
+@pytest.mark.parametrize(
+    ("ends", "copied_again"), [(["give_up", "finish"], 0), (["finish", "give_up"], 2), (["give_up", "give_up"], 4)]
+)
+def test_a_copy_that_fails_costs_nothing_that_a_later_one_has_copied(ends, copied_again):
     cache = PagedKVCache(SPEC, num_blocks=20, block_size=4)
     tier = HostTier(cache, num_blocks=40, huge_pages=False)
     sequence = cache.add_sequence(range(24))
@@ -338,11 +340,52 @@ def test_a_copy_that_fails_costs_nothing_that_a_later_one_has_copied(ends):
         running.append(_operations.back_up(cache._parts.state, tier._index, sequence, 99, lambda _: True))
     for one, end in zip(running, ends, strict=True):
         getattr(one, end)()
-    is_lost = ends[1] == "give_up"
-    assert tier.list_changed([sequence]) == [sequence] * is_lost
-    assert tier.backup(sequence) == is_lost * (4 if ends[0] == "give_up" else 2)
+    assert tier.list_changed(sequence) == ([sequence] if copied_again else [])
+    assert tier.backup(sequence) == copied_again
     assert tier.match(range(24)) == 16
     tier.check_invariants()
+
+
+def test_other_evictions_do_not_repeat_a_copy_that_runs():
+    cache = PagedKVCache(SPEC, num_blocks=20, block_size=4)
+    tier = HostTier(cache, num_blocks=40, huge_pages=False)
+    other, sequence = cache.add_sequence(range(50, 58)), cache.add_sequence(range(16))
+    cache.commit(cache.prepare([other, sequence], [8, 16]))
+    assert tier.backup(other) == 2
+    running = _operations.back_up(cache._parts.state, tier._index, sequence, 16, lambda _: True)
+    assert (running.num_blocks, tier.evict_prefix(range(50, 58)), tier.backup(sequence)) == (4, 2, 0)
+    running.finish()
+    assert (tier.match(range(17)), tier.backup(sequence)) == (16, 0)
+    tier.clear()
+    assert [tier.backup(sequence), tier.backup(sequence)] == [4, 0], "what was evicted after the copy is copied again"
+    tier.check_invariants()
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_another_tier_of_the_cache_gets_its_own_copies(closes):
+    cache = PagedKVCache(SPEC, num_blocks=20, block_size=4)
+    first = HostTier(cache, num_blocks=10, huge_pages=False)
+    sequence = cache.add_sequence(range(16))
+    cache.commit(cache.prepare([sequence], 16))
+    assert first.backup(sequence) == 4
+    if closes:
+        first.close()
+    second = HostTier(cache, num_blocks=10, huge_pages=False)
+    assert second.list_changed([sequence]) == [sequence]
+    assert second.unsaved(sequence, 99) == (0, 16)
+    assert [second.backup(sequence), second.backup(sequence)] == [4, 0]
+    assert (second.match(range(17)), second.list_changed([sequence])) == (16, [])
+
+
+def test_a_failed_copy_of_one_tier_leaves_the_note_of_another():
+    cache = PagedKVCache(SPEC, num_blocks=20, block_size=4)
+    first, second = (HostTier(cache, num_blocks=10, huge_pages=False) for _ in range(2))
+    sequence = cache.add_sequence(range(16))
+    cache.commit(cache.prepare([sequence], 16))
+    running = _operations.back_up(cache._parts.state, first._index, sequence, 16, lambda _: True)
+    assert second.backup(sequence) == 4
+    running.give_up()
+    assert (second.list_changed([sequence]), first.list_changed([sequence])) == ([], [sequence])
 
 
 EVICTIONS = {

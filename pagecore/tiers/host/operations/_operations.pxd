@@ -27,7 +27,8 @@ cdef class HostIndex:
     cdef public object tail             # SpilledTail of a path that is still on the device; None for none
     cdef readonly object leases         # WeakSet of the Leases that hold blocks
     cdef vector[NativeReceipt] lost     # receipts of holds that were collected without a release
-    cdef size_t num_holding             # EntryHolds with a receipt
+    cdef size_t num_holding             # Number of EntryHolds with a receipt
+    cdef int64_t number                 # among the host tiers of the cache, from 1 on
     cdef int64_t num_evictions          # times that blocks or states left the tree
     cdef int64_t num_offers             # backups that were noted in the hold of their sequence
     cdef readonly int64_t num_evicted_blocks
@@ -155,6 +156,8 @@ cdef class Backup:
     cdef int64_t keep_last(self, int32_t lane, int64_t room) noexcept
     # Notes in the hold of the sequence that its first blocks and its checkpoint were offered.
     cdef void note_offer(self, int32_t published, int32_t checkpoint) noexcept
+    # Returns True if the note in the hold of the sequence is of this backup.
+    cdef bint is_noted(self) noexcept
     # Takes the host's blocks, lists the copies, and replaces the device's blocks in `lanes` by the host's.
     cdef int take(self, int32_t slot, const vector[int64_t]& counts) except -1
     cdef int pin_sources(self, Sequence sequence) except -1

@@ -84,7 +84,10 @@ cdef class Backup:
         cdef vector[int64_t] counts
         if published == 0:
             return False
-        if has_backup(hold, published, checkpoint) and hold.backed_up_evictions == self.host.num_evictions:
+        # While the copies run, the host keeps what they continue: its evictions are of other blocks.
+        if has_backup(self.host, hold, published, checkpoint) and (
+            hold.backup_is_running or hold.backed_up_evictions == self.host.num_evictions
+        ):
             if not (is_last and self.host.uses_hints and hold.needs_values(prefix.now)):
                 return False
         self.end = published
@@ -263,9 +266,16 @@ cdef class Backup:
         self.number = self.hold.backup_number = self.host.num_offers
         self.hold.backed_up, self.hold.backed_up_state = published, checkpoint
         self.hold.backed_up_evictions = self.host.num_evictions
+        self.hold.backup_tier = self.host.number
+        self.hold.backup_is_running = False
+
+    cdef bint is_noted(self) noexcept:
+        return (
+            self.number > 0 and self.hold.backup_tier == self.host.number and self.hold.backup_number == self.number
+        )
 
     cdef void forget(self) noexcept:
-        if self.number > 0 and self.hold.backup_number == self.number:
+        if self.is_noted():
             self.hold.backed_up = self.hold.backed_up_state = 0
 
     cdef void release(self) noexcept:
@@ -275,6 +285,8 @@ cdef class Backup:
             self.receipt = None
             self.sources.release()
             self.state.prefix.transfers.discard(self)
+            if self.is_noted():
+                self.hold.backup_is_running = False
         if self.path is not None:
             self.path.release()
         if self.lease is not None:
@@ -345,6 +357,7 @@ def back_up(CacheState state not None, HostIndex host not None, sequence, int64_
             return None
         one.pin_sources(source)
         if copy(one):
+            source.hold.backup_is_running = one.is_noted() and one.receipt is not None
             return one
     except BaseException:
         one.forget()
@@ -376,14 +389,19 @@ def list_changed(CacheState state not None, HostIndex host not None, list sequen
         if sequence.owner is not state or sequence.row < 0:
             continue
         published = num_wanted(host, sequence.hold, INT32_MAX if limits is None else <int64_t>limits[i])
-        if not has_backup(sequence.hold, published, wanted_checkpoint(state, sequence, published)):
+        if not has_backup(host, sequence.hold, published, wanted_checkpoint(state, sequence, published)):
             changed.append(sequence)
     return changed
 
 
-cdef bint has_backup(PrefixHold hold, int32_t published, int32_t checkpoint) noexcept:
+cdef int32_t num_offered(HostIndex host, PrefixHold hold) noexcept:
+    """Return the blocks of a sequence that its last backup has offered to the host; 0 if it was of another tier."""
+    return hold.backed_up if hold.backup_tier == host.number else 0
+
+
+cdef bint has_backup(HostIndex host, PrefixHold hold, int32_t published, int32_t checkpoint) noexcept:
     """Return True if the last backup of a sequence has offered its first blocks and its checkpoint to the host."""
-    return published == 0 or (hold.backed_up == published and hold.backed_up_state == checkpoint)
+    return published == 0 or (num_offered(host, hold) == published and hold.backed_up_state == checkpoint)
 
 
 cdef int32_t num_wanted(HostIndex host, PrefixHold hold, int64_t most) noexcept:

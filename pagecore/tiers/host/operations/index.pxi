@@ -50,6 +50,8 @@ cdef class HostIndex:
         self.num_lanes = prefix.num_lanes
         self.block_size = like.block_size
         self.leases = weakref.WeakSet()
+        prefix.num_tiers += 1
+        self.number = prefix.num_tiers
         for lane in range(self.num_lanes):
             self.tree.native.reserve_ids(lane, self.pool(self.groups[lane]).num_blocks)
         self.tree.reserve_moves(1)

@@ -270,7 +270,7 @@ def unsaved(CacheState state not None, HostIndex host not None, sequence, int64_
     source = require(state, sequence, False)
     hold = source.hold
     published = num_wanted(host, hold, most)
-    if source.row < 0 or published in (0, known // host.block_size, hold.backed_up):
+    if source.row < 0 or published in (0, known // host.block_size, num_offered(host, hold)):
         return 0, 0
     key = own_key(state, source, <int32_t>published)
     query = key.query(published)
