@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -14,6 +17,7 @@ from pagecore import (
     dequantize_state,
     quantize_state,
 )
+from pagecore.cache.state._state import Held
 from pagecore.cache.swap import _swap
 from pagecore.errors import DeviceError
 from pagecore.storage.pools import host_pool
@@ -279,6 +283,84 @@ def test_later_steps_wait_for_a_load_whose_publication_failed(cuda, monkeypatch)
     assert planes_of(cuda, cache) == before
     tier.poll()
     tier.check_invariants()
+    tier.close()
+    del kept
+
+
+@pytest.mark.parametrize("call", ["promote", "deliver"])
+@pytest.mark.parametrize("error", [DeviceError, KeyboardInterrupt])
+def test_no_thread_takes_the_blocks_of_a_failed_load_before_steps_wait_for_it(cuda, monkeypatch, call, error):
+    cache = make(cuda, LAYERS[:2])
+    tier = tier_of(cache, pipelined=True)
+    sequence, kept = computed(cuda, cache, range(13))
+    tier.backup(sequence)
+    assert tier.drain()
+    tier.poll()
+    cache.remove(sequence)
+    cache.clear_prefix_cache()
+    promote, await_arrivals, state = tier._transfers.promote, cache._parts.store.await_arrivals, cache._parts.state
+    locked, others = [], []
+
+    def fails(pairs, hold):
+        promote(pairs, hold)
+        raise error("planted")
+
+    def take_lock():
+        with Held(state.lock):
+            locked.append("another thread")
+
+    def waits():
+        others.append(threading.Thread(target=take_lock))
+        others[0].start()
+        others[0].join(0.05)
+        await_arrivals()
+        locked.append("this thread")
+
+    monkeypatch.setattr(tier._transfers, "promote", fails)
+    monkeypatch.setattr(cache._parts.store, "await_arrivals", waits)
+    lease = tier.reserve([[0, 1, 2]])
+    load = {
+        "promote": partial(tier.promote, range(13)),
+        "deliver": partial(tier.deliver, lease, range(13), ok=[[True] * 3]),
+    }
+    with pytest.raises(error, match="planted"):
+        load[call]()
+    lease.release()
+    others[0].join()
+    assert locked == ["this thread", "another thread"]
+    assert tier.stats().num_failed == 1
+    tier.drain()
+    tier.poll()
+    tier.check_invariants()
+    tier.close()
+    del kept
+
+
+def test_two_threads_can_wait_for_layers_at_once(cuda, monkeypatch):
+    cache = make(cuda, LAYERS[:2])
+    tier = tier_of(cache, pipelined=True)
+    sequence, kept = computed(cuda, cache, range(13))
+    tier.backup(sequence)
+    assert tier.drain()
+    tier.poll()
+    cache.remove(sequence)
+    cache.clear_prefix_cache()
+    assert tier.promote(range(13)) == 12
+    arrivals, wait_event, others, waited = cache._parts.store.arrivals, cuda.runtime.wait_event, [], []
+
+    def waits(stream, event):
+        if not others:
+            others.append(threading.Thread(target=arrivals.wait_all))
+            others[0].start()
+            others[0].join(0.05)
+        waited.append(event)
+        wait_event(stream, event)
+
+    monkeypatch.setattr(cuda.runtime, "wait_event", waits)
+    arrivals.wait_all()
+    others[0].join()
+    assert len(waited) == 2
+    tier.drain()
     tier.close()
     del kept
 

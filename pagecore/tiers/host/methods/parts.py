@@ -86,7 +86,7 @@ class TierParts:
 
     def _await_failed(self) -> None:
         """Make later steps wait for layers that are being loaded: the blocks of a load that failed are free."""
-        with suppress(PagecoreError):  # of the call that failed, too
+        with suppress(PagecoreError):  # the caller raises the error of the load
             self._parts.store.await_arrivals()
 
     def _release(self, inner: _operations.EntryLease) -> None:

@@ -100,7 +100,7 @@ class PromoteMethods(SpillMethods):
                 now, before, copied = _operations.promote(
                     self._parts.state, self._index, ids, options, most, min_tokens, self._transfers.promote, spill
                 )
-            except Exception:
+            except BaseException:
                 self._counts["failed"] = failed  # once, if it was the copy of a spill, which has counted itself
                 self._await_failed()
                 raise

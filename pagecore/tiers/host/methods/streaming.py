@@ -144,14 +144,17 @@ class StreamMethods(EntryMethods):
             ids, options, _ = self._prefix_of(tokens, namespace, spans, None, None)
             places = [np.where(each, one, -1) for each, one in zip(ok, lease.positions, strict=True)]
             spill = self.spill if self.is_exclusive and self._transfers.is_ready() else None
-            try:
-                count, copied = _operations.deliver(
-                    self._parts.state, self._index, lease._inner, ids, options, places, self._transfers.promote, spill
-                )
-            except Exception:
-                self._counts["failed"] += 1
-                self._await_failed()
-                raise
+            # Until later steps wait for a load that failed, no other thread may take its blocks, which are free.
+            state = self._parts.state
+            with Held(state.lock):
+                try:
+                    count, copied = _operations.deliver(
+                        state, self._index, lease._inner, ids, options, places, self._transfers.promote, spill
+                    )
+                except BaseException:
+                    self._counts["failed"] += 1
+                    self._await_failed()
+                    raise
             self._counts["promoted_bytes"] += self._bytes_of(copied) if copied else 0
             return count * self._index.block_size
         finally:
