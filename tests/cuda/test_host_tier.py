@@ -184,6 +184,28 @@ def test_a_backup_does_not_repeat_copies_that_have_ended(cuda):
     del first, second
 
 
+def test_copies_that_run_are_queried_once_a_call(cuda):
+    if not cuda.is_emulated:
+        pytest.skip("only the emulator runs work as late as possible")
+    cache = make(cuda, LAYERS[:1], num_blocks=40, max_sequences=8)
+    tier = tier_of(cache)
+    made = [computed(cuda, cache, range(50 * i, 50 * i + 8), seed=i) for i in range(8)]
+    cuda.runtime.finish()
+    cuda.runtime.streams.deferred = True
+    before = cuda.runtime.counts["event_queries"]
+    for sequence, _ in made:
+        tier.backup(sequence)
+    assert tier.stats().num_pending == 8
+    assert cuda.runtime.counts["event_queries"] - before == 7, (
+        "one stream has all copies: only the first of those that run is queried"
+    )
+    cuda.runtime.streams.deferred = False
+    assert tier.drain()
+    assert len(tier.poll()) == 8
+    tier.check_invariants()
+    tier.close()
+
+
 def test_a_backup_in_a_capture_is_refused_before_the_capture_ends(cuda):
     if not cuda.is_emulated:
         pytest.skip("only the emulator begins a capture here")

@@ -111,6 +111,7 @@ class HostTransfers:
 
 @dataclass(slots=True, eq=False)
 class _Running:
+    stream: int
     event: Event
     backup: Saved | None = None
     hold: EntryHold | None = None
@@ -177,8 +178,8 @@ class StreamTransfers:
                 event = self._recorded(stream)
         else:
             with self._submitting(self._arrivals.stream):
-                event = self._load_layers(pairs, self._arrivals)
-        self._running.append(_Running(event, hold=hold))
+                stream, event = self._arrivals.stream, self._load_layers(pairs, self._arrivals)
+        self._running.append(_Running(stream, event, hold=hold))
         return True
 
     def _load_layers(self, pairs: Pairs, arrivals: LayerEvents) -> Event:
@@ -205,7 +206,7 @@ class StreamTransfers:
         self._runtime.wait_event(self._save, self._passed)
         with self._submitting(self._save):
             self.copies.run(backup.pairs, to_device=False, stream=self._save)
-            self._running.append(_Running(self._recorded(self._save), backup=backup))
+            self._running.append(_Running(self._save, self._recorded(self._save), backup=backup))
         return True
 
     def spill(self, backup: Saved) -> bool:
@@ -215,7 +216,7 @@ class StreamTransfers:
         self._parts.store.await_arrivals()
         with self._submitting(stream):
             self.copies.run(backup.pairs, to_device=False, stream=stream)
-            self._running.append(_Running(self._recorded(stream), backup=backup))
+            self._running.append(_Running(stream, self._recorded(stream), backup=backup))
         return True
 
     @contextmanager
@@ -235,8 +236,11 @@ class StreamTransfers:
 
     def poll(self) -> Iterator[tuple[Saved, str | None]]:
         """End the copies whose events have passed; yield the backups."""
+        pending = set()
         for one in list(self._running):
-            if not one.event.is_done():
+            # The events of a stream pass in order: one query of a stream that runs is enough.
+            if one.stream in pending or not one.event.is_done():
+                pending.add(one.stream)
                 continue
             # Both before the copy is forgotten: a second call does nothing, and an interrupt leaks no pin.
             if one.hold is not None:
