@@ -254,6 +254,7 @@ cdef void shorten(CacheState state, Plan plan) noexcept:
         return
     sequence.hold.is_ended = True
     state.prefix.truncate(sequence, plan.unmoved)
+    state.prefix.renew_version(sequence.hold)  # `computed` is already that of the compacted sequence
     if plan.unmoved < plan.length or state.seals is not None:
         # The block of the first moved token is the sequence's own by now.
         published = min(sequence.hold.published, plan.unmoved // state.block_size)

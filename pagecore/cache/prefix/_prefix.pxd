@@ -94,7 +94,7 @@ cdef class PrefixCache:
     cdef void shorten_ahead(self, PrefixHold hold, int32_t length) noexcept
     cdef void release_ahead(self, PrefixHold hold) noexcept
     cdef int32_t component_of(self, int32_t lane) noexcept
-    # Note that other tokens take the place of some that the sequence of a hold has, or has computed.
+    # Note that other tokens take the place of a whole block that the sequence of a hold has computed.
     cdef void renew_version(self, PrefixHold hold) noexcept
     # Blocks of a lane that a new row shares.
     cdef int64_t num_shared(self, const NativeMatch& found, int32_t lane) noexcept

@@ -267,12 +267,13 @@ cdef class PrefixCache:
         self.note_duplicates(hold, has_duplicates)
 
     cdef void truncate(self, Sequence sequence, int32_t length) noexcept:
-        """Shorten the receipt of a sequence whose row was truncated to `length` tokens."""
+        """Shorten the receipt of a sequence whose row was truncated to `length` tokens, before `computed` follows."""
         if sequence.hold.published != INT32_MAX or (length == 0 and not sequence.hold.is_private):
             sequence.hold.published = min(sequence.hold.published, length // self.block_size)
         if sequence.hold.offered_state > length:
             sequence.hold.offered_state = 0
-        self.renew_version(sequence.hold)
+        if length // self.block_size < sequence.computed // self.block_size:
+            self.renew_version(sequence.hold)
         # A tier lacks what the sequence computes next in place of the blocks that it forgets.
         sequence.hold.backed_up = min(sequence.hold.backed_up, length // self.block_size)
         if sequence.hold.backed_up_state > length:

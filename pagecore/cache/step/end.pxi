@@ -367,11 +367,11 @@ cdef int return_sequences(StepRecord step) except -1:
         if not step.is_live(i):
             continue
         sequence = <Sequence>step.plan.sequences[i]
+        if step.state.prefix is not None:
+            step.state.prefix.truncate(sequence, step.lengths[k])
         sequence.computed = step.lengths[k]
         sequence.sealed = min(sequence.sealed, sequence.computed)  # checkpoints are at the ends of blocks
         sequence.cached = min(sequence.cached, sequence.computed)
-        if step.state.prefix is not None:
-            step.state.prefix.truncate(sequence, sequence.computed)
         k += 1
     return 0
 

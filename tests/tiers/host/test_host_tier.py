@@ -496,6 +496,33 @@ def test_other_tokens_in_place_of_a_second_hit_are_none(way):
         assert tiers.host.match(range(50, 70)) == 0
 
 
+def test_a_cut_inside_a_block_leaves_what_is_known_of_whole_blocks(monkeypatch):
+    cache = cached(40)
+    with Tiers(cache, HostTier(cache, num_blocks=40), write="second_hit", min_tokens=1):
+        serve(cache, range(16))
+        sequence = cache.add_sequence(range(20))
+        cache.commit(cache.prepare([sequence], sequence.num_tokens - sequence.num_cached_tokens))
+        again = cache._parts.state.observer._hits._again
+        match, lengths = again.match, []
+
+        def counted(ids, options):
+            lengths.append(len(ids))
+            return match(ids, options)
+
+        monkeypatch.setattr(again, "match", counted)
+        for drafts in range(1, 4):
+            cache.append_tokens([sequence], [range(60, 60 + drafts)])
+            cache.commit(cache.prepare([sequence], drafts))
+            cache.truncate([sequence], [20])
+        assert lengths == []
+        cache.append_tokens([sequence], [range(60, 64)])
+        cache.commit(cache.prepare([sequence], 4))
+        cache.truncate([sequence], [23])
+        cache.append_tokens([sequence], [[70]])
+        cache.commit(cache.prepare([sequence], 1))
+        assert lengths == [24, 24]
+
+
 def test_a_prompt_that_waits_for_room_is_no_second_hit():
     cache = cached(40)
     tiers = Tiers(cache, HostTier(cache, num_blocks=40), write="second_hit", min_tokens=1)
