@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from pagecore.tiers.manager.writing import writes
 from pagecore.tiers.manager.writing.unsaved import PAUSE_SECONDS, Unsaved
 from tests.tiers.blocks import random_keys
 from tests.tiers.manager.request_world import PROMPT, chain_of, lane_keys
@@ -120,3 +121,25 @@ def test_the_oldest_failures_are_forgotten():
     assert unsaved.due(keys).tolist() == [True, False, True, True, False, True]
     unsaved.note(keys, np.ones(6, np.bool_))
     assert not unsaved
+
+
+def test_a_batch_that_cannot_be_made_leaves_no_pin(world, monkeypatch):
+    w = world(2, chunk_bytes=256)
+    w.host.fill(PROMPT)
+    concatenate, left = np.concatenate, [0]
+
+    def fails(arrays):
+        left[0] -= 1
+        if not left[0]:
+            raise MemoryError("planted")
+        return concatenate(arrays)
+
+    for planted in range(1, 8):
+        left[0] = planted
+        with monkeypatch.context() as patch:
+            patch.setattr(writes.np, "concatenate", fails)
+            with pytest.raises(MemoryError, match="planted"):
+                w.side.write([prefix(PROMPT, 0, 24)])
+        end_all(w)
+        assert w.side._writer.num_pins == 0
+        assert not w.side._writer._touches

@@ -203,18 +203,19 @@ class Writer:
         pieces = [where[mask] for (_, where), mask in zip(lanes, is_chosen, strict=True)]
         count = sum(map(len, positions))
         chunks = chunks_of(positions, self._host.payload_bytes, self._chunk_bytes) if count else []
-        if len(chunks) > 1:
-            self._touches[reader] = partial(_touch_all, prefix, positions, ports)
         for begin, end in chunks:
             picked = [(lane >= begin) & (lane < end) for lane in positions]
             entries = np.concatenate([prefix.keys(lane, positions[lane][mine]) for lane, mine in enumerate(picked)])
             memory = np.concatenate([where[mine] for where, mine in zip(pieces, picked, strict=True)])
             chosen = [lane[mine] for lane, mine in zip(positions, picked, strict=True)]
-            before = [_before(prefix, lane, lanes[lane][0], each) for lane, each in enumerate(chosen)]
+            listed = [_before(prefix, lane, lanes[lane][0], each) for lane, each in enumerate(chosen)]
+            before = np.concatenate(listed)
             for port in ports:
-                self._open[reader] += 1
                 ended = partial(self._saved, reader, port, prefix, chosen, entries, answered)
-                port.save(entries, memory, ended, np.concatenate(before))
+                self._open[reader] += 1  # the end of the batch takes it back: what fails before leaves no count
+                port.save(entries, memory, ended, before)
+        if len(chunks) > 1:
+            self._touches[reader] = partial(_touch_all, prefix, positions, ports)
         return count
 
     def _saved(
