@@ -213,6 +213,9 @@ def test_leases_are_used_once():
         tier.adopt(lease, range(4))
     with pytest.raises(ShapeError, match="ok has"):
         tier.adopt(lease, range(8), ok=[np.ones(3, bool)])
+    for ok in ([[True]], [[True] * 3], [], [[True] * 2] * 2):
+        with pytest.raises(ShapeError, match="ok has"):
+            tier.deliver(tier.reserve([[0, 1]]), range(8), ok=ok)
     assert tier.num_leases == 1
     assert tier.adopt(lease, range(8)) == 8
     with pytest.raises(DoubleFree):

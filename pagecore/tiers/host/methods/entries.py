@@ -12,9 +12,17 @@ from pagecore.cache.prefix.retention import Spans
 from pagecore.cache.state._state import Held
 from pagecore.errors import ShapeError
 from pagecore.storage.checks import require_int
-from pagecore.tiers.host.methods.leases import Hold, Lease
+from pagecore.tiers.host.methods.leases import Hold, Indices, Lease
 from pagecore.tiers.host.methods.spilling import SpillMethods
 from pagecore.tiers.host.operations import _operations
+
+
+def arrived(lease: Lease, ok: Listed[NDArray[np.bool_]]) -> list[Indices]:
+    """Return the positions of a lease, with -1 for entries that did not arrive; raise ShapeError for other lengths."""
+    counts = [len(each) for each in lease.positions]
+    if [len(each) for each in ok] != counts:
+        raise ShapeError(f"ok has {[len(each) for each in ok]} entries; expected {counts}")
+    return [np.where(each, one, -1) for each, one in zip(ok, lease.positions, strict=True)]
 
 
 class EntryMethods(SpillMethods):
@@ -73,17 +81,14 @@ class EntryMethods(SpillMethods):
         Raises
         ------
         ShapeError
-            A position outside of the tokens, or one listed twice.
+            A position outside of the tokens, or one listed twice; `ok` has another length than the lease.
         DoubleFree
             The lease was adopted or released before.
         """
         ids, options, _ = self._prefix_of(tokens, namespace, spans, None, cross_digest)
         places = list(lease.positions)
         if ok is not None:
-            if [len(each) for each in ok] != [len(each) for each in places]:
-                counts = [len(each) for each in places]
-                raise ShapeError(f"ok has {[len(each) for each in ok]} entries; expected {counts}")
-            places = [np.where(each, one, -1) for each, one in zip(ok, places, strict=True)]
+            places = arrived(lease, ok)
         with Held(self._parts.state.lock):
             _operations.adopt(self._parts.state, self._index, lease._inner, ids, options, places)
             return _operations.match_both(self._parts.state, self._index, ids, options, len(ids))[1]

@@ -12,7 +12,8 @@ from pagecore.cache.prefix.retention import Spans
 from pagecore.cache.sequences._sequences import Sequence
 from pagecore.cache.state._state import Held
 from pagecore.storage import HostPool
-from pagecore.tiers.host.methods.entries import EntryMethods
+from pagecore.storage.checks import INT32_MAX, require_int
+from pagecore.tiers.host.methods.entries import EntryMethods, arrived
 from pagecore.tiers.host.methods.leases import Indices, Lease, pieces_of
 from pagecore.tiers.host.operations import _operations
 
@@ -136,13 +137,15 @@ class StreamMethods(EntryMethods):
 
         Raises
         ------
+        ShapeError
+            `ok` has another length than the lease; nothing was published.
         PagecoreError
             The copy failed, or the memory of the cache is released: nothing was published.
         """
         try:
             self._require_memory()
             ids, options, _ = self._prefix_of(tokens, namespace, spans, None, None)
-            places = [np.where(each, one, -1) for each, one in zip(ok, lease.positions, strict=True)]
+            places = arrived(lease, ok)
             spill = self.spill if self.is_exclusive and self._transfers.is_ready() else None
             # Until later steps wait for a load that failed, no other thread may take its blocks, which are free.
             state = self._parts.state
