@@ -77,6 +77,15 @@ def test_spans_enter_the_blocks_that_they_reach(hash):
     assert [a == b for a, b in zip(late, plain, strict=True)] == [True, True, False, False, False]
 
 
+def test_states_are_named_by_a_bool():
+    for value in (True, False):
+        made, given = fingerprint(has_states=value), fingerprint(has_states=np.bool_(value))
+        assert (given, given.digest) == (made, made.digest)
+    for value in (1, 0, "yes", None):
+        with pytest.raises(UnsupportedOption, match="has_states"):
+            fingerprint(has_states=value)
+
+
 def test_every_part_of_the_prompt_changes_the_keys():
     base = {"tokens": list(range(8)), "namespace": "n", "spans": [(1, 3, b"d")]}
     others = [

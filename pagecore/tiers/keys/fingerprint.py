@@ -13,7 +13,7 @@ from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.parts import CacheParts, parts_of
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import Spec
-from pagecore.storage.checks import require_int, shown
+from pagecore.storage.checks import flag, require_int, shown
 from pagecore.storage.pools.pool_geometry import checked_geometry
 from pagecore.storage.specs.attention_spec import sealing_of
 from pagecore.storage.specs.spec import Plane
@@ -64,7 +64,7 @@ class Fingerprint:
     Raises
     ------
     UnsupportedOption
-        No model, or an unknown hash.
+        No model, an unknown hash, or a `has_states` that is neither True nor False.
     ShapeError
         No lanes, another number of payload bytes, a `first_layer` below 0, or a `rank` that `num_ranks` does not have.
     """
@@ -92,7 +92,8 @@ class Fingerprint:
             raise UnsupportedOption(f"salt is a {type(self.salt).__name__}; give bytes")
         if not isinstance(self.hash, str) or self.hash not in HASHES:
             raise UnsupportedOption(f"hash is {shown(self.hash)}; use one of {', '.join(HASHES)}")
-        # As int: the digest is of JSON, which knows no integers of NumPy.
+        # As bool and int: the digest is of JSON, which has no types of NumPy, and in which 1 is not True.
+        object.__setattr__(self, "has_states", flag("has_states", self.has_states))
         for name, least in (("block_size", 1), ("first_layer", 0), ("num_ranks", 1), ("rank", 0)):
             object.__setattr__(self, name, require_int(name, getattr(self, name), least))
         if self.rank >= self.num_ranks:
