@@ -77,6 +77,7 @@ class CacheObserver:
         """Save what an operation will evict: blocks of each group of the block tables, and state slots after them."""
         cached = missing[: len(self._parts.cached_groups)]  # the tails of sealed blocks follow them
         cached += missing[self._parts.state.tables.num_groups :]
+        cached = [max(count, 0) for count in cached]  # a group that has more than enough lacks fewer than 0
         if self.write == "on_evict" and any(cached):
             with suppress(PagecoreError):  # the operation evicts what is left
                 self.host.spill(cached)

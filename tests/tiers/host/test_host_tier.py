@@ -178,6 +178,28 @@ def test_counts_have_an_entry_for_each_lane(counts):
             call(counts)
 
 
+@pytest.mark.parametrize("counts", [5, "1", ["x"], [1.5], [-1], [True], [[1]]])
+def test_counts_are_integers_of_at_least_0(counts):
+    tier = HostTier(cached(), num_blocks=9)
+    for call in (tier.make_room, tier.spill):
+        with pytest.raises(ShapeError, match=r"counts|missing"):
+            call(counts)
+
+
+def test_changed_sequences_are_asked_for_with_a_number_each():
+    cache = cached(20)
+    tier = HostTier(cache, num_blocks=9)
+    sequence = cache.add_sequence(range(9))
+    cache.commit(cache.prepare([sequence], 9))
+    assert tier.list_changed(sequence, max_tokens=[2**70]) == [sequence]
+    for limits in (8, ["x"], [-1], [], [8, 8]):
+        with pytest.raises(ShapeError, match="max_tokens"):
+            tier.list_changed([sequence], max_tokens=limits)
+    for sequences in (3, [3], [None], "x"):
+        with pytest.raises(InvalidSequence, match="expected a Sequence"):
+            tier.list_changed(sequences)
+
+
 def test_numbers_of_any_size_are_limits():
     cache = cached(20)
     with Tiers(cache, HostTier(cache, num_blocks=20), write="explicit", min_tokens=2**70) as tiers:
@@ -185,7 +207,18 @@ def test_numbers_of_any_size_are_limits():
         cache.commit(cache.prepare([sequence], 9))
         assert tiers.save(sequence, max_tokens=2**70) == 2
         assert tiers.host.backup(sequence, max_tokens=2**70) == 0
+        assert tiers.host.unsaved(sequence, 2**70, 2**70) == (0, 0)
         tiers.host.hold(range(9), max_tokens=2**70).release()
+        staged = tiers.host.stage(range(9), 0, 2**70)
+        assert (staged.num_blocks, tiers.host.stage(range(9), 2**70, 2**70).num_blocks) == (2, 0)
+        staged.release()
+        for begin, end in ((-1, 2), (0, -1), (0.5, 2)):
+            with pytest.raises(ShapeError, match="begin" if begin else "end"):
+                tiers.host.stage(range(9), begin, end)
+        for limits in ((-1, 0), (9, -1)):
+            with pytest.raises(ShapeError, match="at least 0"):
+                tiers.host.unsaved(sequence, *limits)
+        assert not tiers.host.make_room([2**70])
         cache.remove(sequence)
         cache.clear_prefix_cache()
         assert cache.add_sequence(range(9)).num_cached_tokens == 0

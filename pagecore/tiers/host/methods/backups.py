@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pagecore.cache.sequences._sequences import Sequence, as_list
 from pagecore.cache.state._state import Held
 from pagecore.errors import ShapeError
-from pagecore.storage.checks import INT32_MAX, flag, require_int
+from pagecore.storage.checks import INT32_MAX, as_tuple, flag, require_int
 from pagecore.tiers.host.methods.records import Backup
 from pagecore.tiers.host.methods.spilling import SpillMethods
 from pagecore.tiers.host.operations import _operations
@@ -58,7 +58,9 @@ class BackupMethods(SpillMethods):
                 self._end_copies()  # or the blocks of those that are done would be copied again
             return sum([self._back_up(sequence, most, ends) for sequence in listed])
 
-    def list_changed(self, sequences: Iterable[Sequence], *, max_tokens: Iterable[int] | None = None) -> list[Sequence]:
+    def list_changed(
+        self, sequences: Sequence | Iterable[Sequence], *, max_tokens: Iterable[int] | None = None
+    ) -> list[Sequence]:
         """Return the sequences that have published a block or a checkpoint since their last backup, or had no room.
 
         `backup` of the others copies only what the host has evicted since. Blocks that `min_priority` excludes do not
@@ -67,7 +69,7 @@ class BackupMethods(SpillMethods):
 
         Parameters
         ----------
-        sequences : iterable of Sequence
+        sequences : Sequence or iterable of Sequence
         max_tokens : iterable of int, optional
             For each sequence the longest prefix that counts, as in `backup`.
 
@@ -78,13 +80,16 @@ class BackupMethods(SpillMethods):
 
         Raises
         ------
+        InvalidSequence
+            An object that is not a sequence.
         ShapeError
-            Not one number for each sequence.
+            `max_tokens` has another length than `sequences`.
         """
         self._require_open()
-        listed, limits = list(sequences), None
+        listed, limits = as_list(sequences), None
         if max_tokens is not None:
-            limits = [min(require_int("max_tokens", most, 0, max=None), INT32_MAX) for most in max_tokens]
+            given = as_tuple("max_tokens", max_tokens, "a number for each sequence")
+            limits = [min(require_int("max_tokens", most, 0, max=None), INT32_MAX) for most in given]
             if len(limits) != len(listed):
                 raise ShapeError(f"{len(limits)} max_tokens are given for {len(listed)} sequences; give one for each")
         with Held(self._parts.state.lock):

@@ -24,7 +24,7 @@ class EvictMethods(TierParts):
         Raises
         ------
         ShapeError
-            Not one number for each lane.
+            `counts` has another length than there are lanes, or an entry that is not an integer of at least 0.
         """
         needed = self._counts_of_lanes("counts", counts)
         with Held(self._parts.state.lock):

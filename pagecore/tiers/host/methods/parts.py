@@ -16,6 +16,7 @@ from pagecore.cache.sequences._sequences import token_ids
 from pagecore.errors import PagecoreError, ShapeError, UnsupportedOption
 from pagecore.index import BlockPool
 from pagecore.storage import HostPool
+from pagecore.storage.checks import INT32_MAX, as_tuple, require_int
 from pagecore.tiers.host.copies.streams import Transfers
 from pagecore.tiers.host.operations import _operations
 from pagecore.tiers.host.operations._operations import HostIndex
@@ -57,14 +58,14 @@ class TierParts:
             raise UnsupportedOption("the host tier is closed; make another one")
 
     def _counts_of_lanes(self, name: str, counts: Listed[int]) -> list[int]:
-        """Return a number for each lane; raise ShapeError for other numbers of them."""
-        listed = list(counts)
+        """Return a number for each lane, at most INT32_MAX; raise ShapeError for anything else."""
+        listed = as_tuple(name, counts, "a number for each lane")
         if len(listed) != self.num_lanes:
             raise ShapeError(
                 f"{name} has {len(listed)} entries; give {self.num_lanes}: one for each group of tokens, and one for "
                 "the states of a cache that has them"
             )
-        return listed
+        return [min(require_int(f"{name} of a lane", each, 0, max=None), INT32_MAX) for each in listed]
 
     def _require_memory(self) -> None:
         """Raise an error if the tier is closed, or the memory of the cache is released."""

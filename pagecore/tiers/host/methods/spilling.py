@@ -55,7 +55,8 @@ class SpillMethods(TierParts):
         Raises
         ------
         ShapeError
-            Not one number for each group, and one for the states of a cache that has them.
+            `missing` has another length than there are groups and states, or an entry that is not an integer of at
+            least 0.
         """
         self._require_open()
         counts = self._counts_of_lanes("missing", missing)

@@ -90,15 +90,20 @@ class StreamMethods(EntryMethods):
 
         Raises
         ------
+        ShapeError
+            `begin` or `end` is not an integer of at least 0.
         PagecoreError
             The copy failed: nothing is held.
         """
+        first, stop = (
+            min(require_int(name, each, 0, max=None), INT32_MAX) for name, each in (("begin", begin), ("end", end))
+        )
         self._require_memory()
         if not self._transfers.is_ready():
             return None
         ids, options, _ = self._prefix_of(tokens, namespace, spans, None, None)
         try:
-            inner = _operations.stage(self._parts.state, self._index, ids, options, begin, end, self._transfers.backup)
+            inner = _operations.stage(self._parts.state, self._index, ids, options, first, stop, self._transfers.backup)
         except Exception:
             self._counts["failed"] += 1
             raise
@@ -168,7 +173,9 @@ class StreamMethods(EntryMethods):
 
         Both are 0 if the host had room for all of them, or if they are `known`.
         """
-        return _operations.unsaved(self._parts.state, self._index, sequence, max_tokens, known)
+        most = min(require_int("max_tokens", max_tokens, 0, max=None), INT32_MAX)
+        streamed = min(require_int("known", known, 0, max=None), INT32_MAX)
+        return _operations.unsaved(self._parts.state, self._index, sequence, most, streamed)
 
     def room(self) -> list[int]:
         """Return the free and evictable entries of each lane."""

@@ -385,7 +385,9 @@ def list_changed(CacheState state not None, HostIndex host not None, list sequen
     cdef Py_ssize_t i
     changed = []
     for i in range(len(sequences)):
-        sequence = sequences[i]
+        if not isinstance(sequences[i], Sequence):
+            require(state, sequences[i], False)  # raises
+        sequence = <Sequence>sequences[i]
         if sequence.owner is not state or sequence.row < 0:
             continue
         published = num_wanted(host, sequence.hold, INT32_MAX if limits is None else <int64_t>limits[i])
