@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -32,6 +33,7 @@ from pagecore.tiers.store import (
 __all__ = ["Ended", "StorePort"]
 
 Ended = Callable[[Flags, str | None], None]
+_CLOSED = "the store was closed"
 
 
 @dataclass(slots=True, eq=False)
@@ -241,18 +243,26 @@ class StorePort:
             self.ledger.note_evicted(keys, store=self.index)
 
     def close(self) -> None:
-        """Close the store, which ends all of its batches; those without an end count as failures."""
-        try:
+        """Close the store, which ends all of its batches; those without an end count as failures.
+
+        An error, of the store or of the code that waits for a batch, is raised after everything has ended.
+        """
+        with ExitStack() as steps:  # calls the last one first, also after one that raises
+            steps.callback(self._fail_open)
+            steps.callback(self.poll)
+            steps.callback(self.store.close)
+            steps.callback(self._fail_removals)
             self.poll()
-            while self._removals:
-                removal = self._removals.pop()
-                removal.ended(np.zeros(len(removal.keys), np.bool_), "the store was closed")
-            self.store.close()
-            self.poll()
-        finally:
-            while self._open:
-                _, (ended, count) = self._open.popitem()
-                ended(np.zeros(count, np.bool_), "the store was closed")
+
+    def _fail_removals(self) -> None:
+        left, self._removals = self._removals, []
+        _fail_all((removal.ended, len(removal.keys), _CLOSED) for removal in left)
+
+    def _fail_open(self) -> None:
+        left = [*self._refused, *((ended, count, _CLOSED) for ended, count in self._open.values())]
+        self._refused.clear()
+        self._open.clear()
+        _fail_all(left)
 
     def stats(self) -> StoreStats:
         """Return the counters of the store; refused submissions are included in its failures."""
@@ -311,6 +321,13 @@ class StorePort:
             return None
         self._open[ticket] = (ended, count)
         return ticket
+
+
+def _fail_all(waiting: Iterable[tuple[Ended, int, str]]) -> None:
+    """Call the code that waits for batches, each with a failure of all keys, also after a call that raises."""
+    with ExitStack() as calls:
+        for ended, count, reason in waiting:
+            calls.callback(ended, np.zeros(count, np.bool_), reason)
 
 
 def _save(store: BlockStore, keys: Keys, pieces: Pieces, before: Keys | None) -> int:

@@ -160,6 +160,38 @@ def test_a_removal_that_waits_ends_when_the_store_closes():
     assert port.num_pending == 0
 
 
+@pytest.mark.parametrize("raises", ["poll", "close", "ended"])
+def test_closing_goes_on_after_an_error(monkeypatch, raises):
+    store, ends = MemoryStore(manual=True), []
+    port = StorePort(store, 0, None)
+    keys, pieces = random_keys(2), Blocks(2, 100).pieces()
+
+    def ended(ok, _):
+        ends.append(ok.tolist())
+        if raises == "ended":
+            raise ArithmeticError(raises)
+
+    def broken():
+        raise ArithmeticError(raises)
+
+    port.save(keys, pieces, ended)
+    port.save(keys, pieces, ended)
+    port.remove(keys, ended)
+    monkeypatch.setattr(store, "submit_load", lambda *_: 1 / 0)
+    port.load(keys, pieces, ended)
+    assert (port.num_pending, ends) == (4, [])
+    closed, close = [], store.close
+    monkeypatch.setattr(store, "close", lambda: closed.append(close()))
+    if raises != "ended":
+        monkeypatch.setattr(store, raises, broken)
+    with pytest.raises(ArithmeticError, match=raises):
+        port.close()
+    if raises == "close":
+        close()
+    assert (len(closed), ends) == (raises != "close", [[False, False]] * 4)
+    assert port.num_pending == 0
+
+
 def test_invalid_arguments_are_refused_before_anything_is_evicted():
     with Served([MemoryStore()], num_blocks=40, host_blocks=40) as served:
         served.serve(CHAT)
