@@ -99,7 +99,8 @@ class DiskFiles:
         NotEnoughMemory
             The file system has not enough room.
         UnsupportedOption
-            A file of another size exists, or the folder cannot be written. After every error no new file exists.
+            A file of another size exists, another process is making the files, or the folder cannot be written. After
+            every error no new file exists.
         """
         made: list[Path] = []
         try:
@@ -153,8 +154,13 @@ def _check_size(path: Path, nbytes: int) -> None:
 
 
 def _allocate(path: Path, nbytes: int, made: list[Path]) -> None:
-    """Make a file, and list it once it exists: not one that another process has made meanwhile."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    """Make a file, and list it once it exists; refuse a file that another process has made since the caller looked."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError as error:
+        raise UnsupportedOption(
+            f"{path} was just made by another process, which is making these files; call create again when it is done"
+        ) from error
     made.append(path)
     try:
         os.posix_fallocate(fd, 0, nbytes)
