@@ -97,7 +97,7 @@ class StreamMachine(RuleBasedStateMachine):
             self.side.write([SimpleNamespace(tokens=tokens, namespace=namespace, spans=None, start=0, stop=there)])
         self.owners += not same
         there = min(there, len(tokens) // BLOCK * BLOCK)
-        self.side.stream(self.owners, StreamedPrefix(tokens[: len(tokens) // BLOCK * BLOCK], namespace, None), there)
+        self.side.stream(self.owners, StreamedPrefix(tokens[: len(tokens) // BLOCK * BLOCK], namespace, None), there, 0)
         self.prompts.append((tokens, namespace))
 
     @rule()

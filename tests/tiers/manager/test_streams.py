@@ -317,7 +317,7 @@ def test_a_load_that_is_given_up_holds_nothing(how):
 def test_closing_while_copies_run_gives_every_block_back(world, ends):
     made = world(1, host_type=StreamingHost, device=PlainDevice(), late_copies=True, slots=8, num_slots=4)
     made.host.device.fill(PROMPT)
-    made.side.stream("owner", StreamedPrefix(PROMPT[:100], None, None), 0)
+    made.side.stream("owner", StreamedPrefix(PROMPT[:100], None, None), 0, 0)
     assert made.side.stream_stats().num_leased_blocks == 4
     if ends:
         made.host.finish_copies()

@@ -108,7 +108,7 @@ class StoreWrites(StoreWaits):
                 longer, namespace, spans, lambda lane, places: lane_keys(chain[places], lane), num_blocks
             )
 
-    def stream(self, owner: Hashable, prefix: StreamedPrefix, num_host_tokens: int, version: int = 0) -> None:
+    def stream(self, owner: Hashable, prefix: StreamedPrefix, num_host_tokens: int, version: int) -> None:
         """Write the blocks of a prefix for which the host had no room to the stores, through leased host blocks."""
         with self.held():
             self._streams.offer(owner, prefix, num_host_tokens, version)

@@ -135,7 +135,7 @@ class Streams:
         state = self._owners.get(owner)
         return ALL if state is None else state.limit
 
-    def done_of(self, owner: Hashable, version: int = 0) -> int:
+    def done_of(self, owner: Hashable, version: int) -> int:
         """Return the tokens of an owner that were given to a stream; 0 if it had another version then."""
         state = self._owners.get(owner)
         return 0 if state is None or state.version != version else len(state.prefix.tokens)
@@ -144,7 +144,7 @@ class Streams:
         """Forget an owner; its stream goes on as long as the device has the blocks."""
         self._owners.pop(owner, None)
 
-    def offer(self, owner: Hashable, prefix: StreamedPrefix, num_host_tokens: int, version: int = 0) -> None:
+    def offer(self, owner: Hashable, prefix: StreamedPrefix, num_host_tokens: int, version: int) -> None:
         """Stream the blocks of a prefix for which the host had no room."""
         state = self._owners.get(owner)
         done = 0
