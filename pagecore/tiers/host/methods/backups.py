@@ -55,7 +55,7 @@ class BackupMethods(SpillMethods):
         with Held(self._parts.state.lock):
             listed = _operations.require_all(self._parts.state, as_list(sequences))
             if not self._transfers.is_captured:  # a query of an event would end the capture
-                self._end_copies()  # or the blocks of those that are done would be copied again
+                self._end_copies()  # otherwise finished copies that are not yet published would be repeated
             return sum([self._back_up(sequence, most, ends) for sequence in listed])
 
     def list_changed(
