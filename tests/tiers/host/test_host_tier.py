@@ -7,6 +7,7 @@ from pagecore import AttentionSpec, CrossSpec, NotEnoughMemory, PagedKVCache, Sh
 from pagecore.cache import SwapSpace
 from pagecore.errors import DeviceError, DoubleFree, InvalidBlock, InvalidSequence
 from pagecore.tiers.host.operations import _operations
+from pagecore.tiers.host.operations._operations import version_of
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.manager.tiers import Tiers
@@ -557,6 +558,25 @@ def test_a_cut_inside_a_block_leaves_what_is_known_of_whole_blocks(monkeypatch):
         cache.append_tokens([sequence], [[70]])
         cache.commit(cache.prepare([sequence], 1))
         assert lengths == [24, 24]
+
+
+@pytest.mark.parametrize("way", ["compact", "abandon"])
+def test_a_call_that_replaces_whole_blocks_renews_the_version(way):
+    """A compaction to 9 of 16 tokens moves the last one; a step that is abandoned leaves the state after 8 tokens."""
+    states = [StateSpec((CONV,), chunk=8)] if way == "abandon" else []
+    sizes = {"max_sequences": 2, "max_tokens_per_sequence": 64, "num_states": 20} if states else {}
+    cache = PagedKVCache([SPEC, *states], num_blocks=20, block_size=4, **sizes)
+    sequence = cache.add_sequence(range(16))
+    for count in [8, 7] if states else [16]:
+        cache.commit(cache.prepare([sequence], count))
+    before = version_of(sequence)
+    if states:
+        with pytest.raises(ArithmeticError), cache.prepare([sequence], 1):
+            raise ArithmeticError
+    else:
+        cache.compact(sequence, [*range(8), 15])
+    assert sequence.num_computed_tokens == (8 if states else 9)
+    assert version_of(sequence) > before
 
 
 def test_a_prompt_that_waits_for_room_is_no_second_hit():
