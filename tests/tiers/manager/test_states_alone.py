@@ -68,6 +68,20 @@ def test_evicted_states_come_back_from_the_host(write, spec):
 
 
 @pytest.mark.parametrize("spec", [STATE, QUANTISED], ids=["exact", "int8"])
+def test_a_second_hit_copies_the_state_that_the_device_had(spec):
+    cache = make(spec)
+    turns = [np.concatenate([PROMPT, PROMPT + 50 * turn]) for turn in range(3)]
+    with Tiers(cache, HostTier(cache, num_states=9, huge_pages=False), write="second_hit", min_tokens=1) as tiers:
+        compute(cache, PROMPT)
+        assert compute(cache, turns[1]) == 28  # its own state is after the tokens that were asked for twice
+        assert tiers.host.match(turns[2]) == 28
+        cache.clear_prefix_cache()
+        assert compute(cache, turns[2]) == 28
+        tiers.check_invariants()
+        assert tiers.stats().hit_tokens["CPU"] == 28
+
+
+@pytest.mark.parametrize("spec", [STATE, QUANTISED], ids=["exact", "int8"])
 @pytest.mark.parametrize("kind", ["memory", "disk"])
 def test_a_store_of_another_run_has_the_states(kind, spec, tmp_path):
     data = {}

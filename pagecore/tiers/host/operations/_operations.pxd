@@ -146,6 +146,8 @@ cdef class Backup:
     # host that orders by values takes those of a sequence although it lacks none of its blocks.
     cdef bint plan(self, Sequence sequence, int64_t most, bint is_last) except -1
     cdef bint has_copies(self) noexcept
+    # Sets `state_blocks` to the blocks before the state to copy, 0 for none; returns the state's slot.
+    cdef int32_t choose_state(self, Sequence sequence, int32_t checkpoint) except -1
     # Returns True if the host has the state at the end of `state_blocks` blocks.
     cdef bint has_state(self) except -1
     cdef int read_path(self, Sequence sequence) except -1

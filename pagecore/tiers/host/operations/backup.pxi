@@ -81,6 +81,7 @@ cdef class Backup:
         cdef PrefixHold hold = sequence.hold
         cdef int32_t published = num_wanted(self.host, hold, most)
         cdef int32_t checkpoint = wanted_checkpoint(self.state, sequence, published)
+        cdef int32_t slot
         cdef vector[int64_t] counts
         if published == 0:
             return False
@@ -103,7 +104,7 @@ cdef class Backup:
         self.path = Path()
         self.path.pin(self.host.tree, self.key.key, self.key.query(published), published)
         self.first = self.path.num_blocks
-        self.state_blocks = checkpoint // self.host.block_size
+        slot = self.choose_state(sequence, checkpoint)
         if self.state_blocks > 0 and self.has_state():
             self.state_blocks = 0
         self.read_path(sequence)
@@ -111,13 +112,35 @@ cdef class Backup:
         hold.backed_up = hold.backed_up_state = 0  # until all of it is offered again
         if not self.fit(counts):
             return False
-        self.take(self.state.states.checkpoint_raw(sequence.row) if self.state_blocks > 0 else 0, counts)
+        self.take(slot, counts)
         if self.end == published and not self.is_cut:
             self.note_offer(published, checkpoint)
         return self.has_copies() or (self.host.uses_hints and self.end > 0)
 
     cdef bint has_copies(self) noexcept:
         return self.num_blocks > 0 or self.state_blocks > 0
+
+    cdef int32_t choose_state(self, Sequence sequence, int32_t checkpoint) except -1:
+        """Set `state_blocks` to the blocks before the state to copy, 0 for none; return the state's slot.
+
+        It is the sequence's checkpoint, or the last state that the device's tree has before the end of the backup: what
+        limits the backup may lie before the checkpoint, and the copied blocks are of use only up to a state.
+        """
+        cdef PrefixCache prefix = self.state.prefix
+        cdef NativeMatch found
+        cdef Query query
+        self.state_blocks = checkpoint // self.host.block_size
+        if self.state_blocks > 0:
+            return self.state.states.checkpoint_raw(sequence.row)
+        if not self.host.has_states:
+            return 0
+        query = self.key.query(self.end)
+        query.space = space_of(prefix.tree, self.key.key)
+        found = prefix.tree.native.match(query, self.end)
+        if found.state < 0:
+            return 0
+        self.state_blocks = found.blocks
+        return found.state
 
     cdef bint has_state(self) except -1:
         cdef NativeMatch found
