@@ -19,7 +19,7 @@ from pagecore import (
 )
 from pagecore.cache.state._state import Held
 from pagecore.cache.swap import _swap
-from pagecore.errors import DeviceError
+from pagecore.errors import DeviceError, InvalidBlock
 from pagecore.storage.pools import host_pool
 from pagecore.storage.state_shapes import delta_planes
 from pagecore.tiers.host.tier import HostTier
@@ -76,6 +76,29 @@ def test_a_prefix_comes_back_bit_for_bit(cuda, layout, io):
         both = [(one, two) for one, two in zip(old, new, strict=False) if one is not None and two is not None]
         assert both
         assert all(one == two for one, two in both)
+    tier.close()
+
+
+@pytest.mark.parametrize("io", ["dma", "kernel"])
+@pytest.mark.parametrize("number", [-1, 0, 12, 99])
+def test_blocks_that_a_caller_names_are_checked_before_a_copy(cuda, io, number):
+    """A copy engine would copy bytes next to the pool."""
+    cache = make(cuda, LAYERS[:1], num_blocks=12)
+    tier = tier_of(cache, io=io)
+    before = planes_of(cuda, cache), tier.pool.memory.tensor("cpu").numpy().copy()
+    good, bad = [2, 1], [3, number]
+    with pytest.raises(InvalidBlock, match=f"target of pair 1 is {number} .* 12 blocks; expected 1 to 11 "):
+        tier.load_to_device_per_layer(0, good, bad)
+    with pytest.raises(InvalidBlock, match=f"source of pair 1 is {number} .* 12 blocks; expected 1 to 11 "):
+        tier.backup_from_device_all_layers(bad, good)
+    number += 8 * (number == 12)  # the host has 20 blocks
+    with pytest.raises(InvalidBlock, match=f"source of pair 1 is {number} .* 20 blocks; expected 1 to 19 "):
+        tier.load_to_device_per_layer(0, [3, number], good)
+    with pytest.raises(InvalidBlock, match=f"target of pair 1 is {number} .* 20 blocks; expected 1 to 19 "):
+        tier.backup_from_device_all_layers(good, [3, number])
+    cuda.runtime.synchronize(0)
+    assert planes_of(cuda, cache) == before[0]
+    np.testing.assert_array_equal(tier.pool.memory.tensor("cpu").numpy(), before[1])
     tier.close()
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pagecore.arrays import Tensor
 from pagecore.cache.parts import CacheParts
-from pagecore.errors import UnsupportedOption
+from pagecore.errors import InvalidBlock, UnsupportedOption
 from pagecore.ops import transfer_blocks
 from pagecore.storage import HostPool, KVPool, StatePool, StateSpec
 from pagecore.storage.checks import shown
@@ -87,9 +87,10 @@ class BlockCopies:
         if stream is not None and self._io != "kernel":
             if key not in self._divided:
                 self._divided[key] = self._divide(lane, calls)
-            groups, calls = self._divided[key]
+            planes, (groups, calls) = calls, self._divided[key]
             if groups:
                 assert self._parts.staging is not None
+                _check_pairs(planes, pairs, to_device)
                 copies = rectangles(groups, pairs, self._borders(lane), to_device=to_device)
                 self._parts.staging.runtime.copy_rectangles(copies, stream)
         for own, host in calls:
@@ -143,6 +144,19 @@ class BlockCopies:
             planes[1].append(host)
         lane = len(self._lanes) - 1 if place.keeps_state else place.cached_group
         self._copy(lane, ("layer", layer), _alike(*planes), pairs, to_device, stream)
+
+
+def _check_pairs(calls: list[Planes], pairs: NDArray[np.int32], to_device: bool) -> None:
+    """Raise InvalidBlock, as `transfer_blocks` does, unless both ids of all pairs are blocks of every plane."""
+    counts = [min(plane.shape[0] for planes in calls for plane in planes[side]) for side in (0, 1)]
+    sizes = np.array(counts[::-1] if to_device else counts)
+    if (wrong := (pairs < 1) | (pairs >= sizes)).any():
+        number, column = np.argwhere(wrong)[0].tolist()
+        name = ("source", "target")[column]
+        raise InvalidBlock(
+            f"the {name} of pair {number} is {pairs[number, column]} and the smallest {name} cache has "
+            f"{sizes[column]} blocks; expected 1 to {sizes[column] - 1} (block 0 is the reserved null block)"
+        )
 
 
 def check_io(io: str) -> None:
