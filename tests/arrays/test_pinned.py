@@ -13,9 +13,29 @@ from pagecore.arrays.cuda.current import use_runtime
 from pagecore.arrays.cuda.pinned import PinnedRing, room_for
 from pagecore.arrays.tensors import uploads
 from pagecore.errors import DeviceError, NotEnoughMemory
-from tests.arrays.fake_runtime import FakeRuntime
+from tests.arrays.fake_runtime import FakeEvent, FakeRuntime
 
 SMALL, LARGE = uploads.SMALL_BYTES, 1 << 17
+
+
+class Busy(FakeRuntime):
+    """A runtime whose copies are done when an event is waited for, or is made to pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.passed, self.waited, self.freed = set(), [], []
+
+    def make_event(self, device):
+        event = super().make_event(device)
+        event.record = lambda stream: self.passed.discard(event.number)
+        event.is_done = lambda: event.number in self.passed
+        event.synchronize = lambda: (self.waited.append(event.number), self.passed.add(event.number))
+        return event
+
+    def allocate_pinned(self, num_bytes):
+        memory = super().allocate_pinned(num_bytes)
+        weakref.finalize(memory, self.freed.append, num_bytes)
+        return memory
 
 
 @pytest.fixture
@@ -28,19 +48,19 @@ def asked(monkeypatch):
 
 @pytest.mark.parametrize(
     ("num_bytes", "copies"),
-    [(1, 1), (SMALL, 1), (SMALL + 1, 1), (LARGE, 1), (LARGE + 1, 2), (6 * LARGE, 6)],
+    [(1, 1), (SMALL, 1), (SMALL + 1, 1), (LARGE, 1), (LARGE + 1, 2), (20 * LARGE, 20)],
 )
 def test_an_upload_is_staged_in_pieces_of_a_slot(monkeypatch, asked, num_bytes, copies):
     monkeypatch.setattr(uploads, "LARGE_BYTES", LARGE)
-    runtime = FakeRuntime()
+    runtime = Busy()
     source, target = np.random.default_rng(0).integers(0, 256, num_bytes, np.uint8), np.zeros(num_bytes, np.uint8)
     with use_runtime(runtime):
         uploads.upload(source.ctypes.data, num_bytes, target.ctypes.data, 7, 0)
-    assert asked == [64 * SMALL if num_bytes <= SMALL else 4 * LARGE]
+    assert asked == [64 * SMALL if num_bytes <= SMALL else 16 * LARGE]
     np.testing.assert_array_equal(source, target)
     assert [name for name, *_ in runtime.calls].count("copy") == copies
     assert "synchronize" not in [name for name, *_ in runtime.calls]  # of a stream
-    assert [name for name, *_ in runtime.calls].count("synchronize_event") == max(copies - uploads.NUM_LARGE, 0)
+    assert len(runtime.waited) == max(copies - uploads.NUM_LARGE, 0)
 
 
 def test_uploads_of_many_sizes_allocate_once_for_each_device(asked):
@@ -55,7 +75,7 @@ def test_uploads_of_many_sizes_allocate_once_for_each_device(asked):
 
 def test_uploads_of_other_threads_go_on_while_one_waits_for_a_slot(monkeypatch):
     monkeypatch.setattr(uploads, "NUM_SMALL", 2)
-    runtime, waits, passes = FakeRuntime(), threading.Event(), threading.Event()
+    runtime, waits, passes = Busy(), threading.Event(), threading.Event()
     make_event = runtime.make_event
 
     def make_slow(device):
@@ -84,6 +104,45 @@ def test_uploads_of_other_threads_go_on_while_one_waits_for_a_slot(monkeypatch):
     assert targets.all()
 
 
+def test_an_upload_takes_a_slot_that_is_done_and_waits_only_if_none_is(monkeypatch):
+    monkeypatch.setattr(uploads, "NUM_SMALL", 3)
+    runtime = Busy()
+    source, target = np.ones(8, np.uint8), np.zeros(8, np.uint8)
+
+    def send():
+        uploads.upload(source.ctypes.data, 8, target.ctypes.data, 7, 0)
+
+    with use_runtime(runtime):
+        for _ in range(3):
+            send()
+        for number in (2, 2, 3, 1, 3):
+            runtime.passed.add(number)
+            send()
+        assert (runtime.waited, runtime.passed) == ([], set())
+        send()
+        assert len(runtime.waited) == 1
+
+
+def test_an_error_of_a_device_leaves_the_slots_to_later_uploads(monkeypatch):
+    monkeypatch.setattr(uploads, "NUM_SMALL", 1)
+    runtime = FakeRuntime()
+    source, target = np.ones(8, np.uint8), np.zeros(8, np.uint8)
+
+    def fail(*_):
+        raise DeviceError("planted")
+
+    with use_runtime(runtime):
+        uploads.upload(source.ctypes.data, 8, target.ctypes.data, 7, 0)
+        for place, name in ((FakeEvent, "is_done"), (runtime, "copy")):
+            with monkeypatch.context() as patch:
+                patch.setattr(place, name, fail)
+                with pytest.raises(DeviceError, match="planted"):
+                    uploads.upload(source.ctypes.data, 8, target.ctypes.data, 7, 0)
+        target[:] = 0
+        uploads.upload(source.ctypes.data, 8, target.ctypes.data, 7, 0)
+    assert target.all()
+
+
 def test_uploads_of_many_threads_keep_their_bytes(monkeypatch):
     monkeypatch.setattr(uploads, "NUM_SMALL", 3)
     sources = np.random.default_rng(0).integers(0, 256, (64, 999), np.uint8)
@@ -103,25 +162,6 @@ def test_uploads_of_many_threads_keep_their_bytes(monkeypatch):
 )
 def test_room_is_the_next_power_of_two(num_bytes, room):
     assert room_for(num_bytes) == room
-
-
-class Busy(FakeRuntime):
-    """A runtime whose copies are done when an event is waited for, or is made to pass."""
-
-    def __init__(self):
-        super().__init__()
-        self.passed, self.waited, self.freed = set(), [], []
-
-    def make_event(self, device):
-        event = super().make_event(device)
-        event.is_done = lambda: event.number in self.passed
-        event.synchronize = lambda: (self.waited.append(event.number), self.passed.add(event.number))
-        return event
-
-    def allocate_pinned(self, num_bytes):
-        memory = super().allocate_pinned(num_bytes)
-        weakref.finalize(memory, self.freed.append, num_bytes)
-        return memory
 
 
 def test_a_buffer_that_is_replaced_stays_until_its_copy_is_done():

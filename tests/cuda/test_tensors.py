@@ -32,7 +32,7 @@ def test_the_source_of_an_upload_may_change_at_once(cuda, monkeypatch):
     large = 1 << 17
     monkeypatch.setattr(uploads, "LARGE_BYTES", large)
     rng = np.random.default_rng(0)
-    sizes = [*rng.integers(1, 5000, 2 * NUM_SMALL), SMALL_BYTES, SMALL_BYTES + 1, 5 * large + 3]
+    sizes = [*rng.integers(1, 5000, 2 * NUM_SMALL), SMALL_BYTES, SMALL_BYTES + 1, 17 * large + 3]
     arrays = [rng.integers(0, 256, size, np.uint8) for size in sizes]
     tensors = [cuda.empty(array.shape, "uint8") for array in arrays]
     stream = cuda.stream()
@@ -47,9 +47,36 @@ def test_the_source_of_an_upload_may_change_at_once(cuda, monkeypatch):
         spent = cuda.runtime.counts - before
         assert spent["pageable"] == 0
         assert spent["synchronizes"] == 0
+        assert spent["event_synchronizes"] == NUM_SMALL + 1 + 3, "for each piece that finds all slots pending"
     cuda.runtime.synchronize(stream)
     for array, tensor in zip(arrays, tensors, strict=True):
         np.testing.assert_array_equal(cuda.get(tensor), array)
+
+
+def test_uploads_of_a_few_hundred_kilobytes_do_not_wait(cuda):
+    if not cuda.is_emulated:
+        pytest.skip("only the emulator runs work as late as possible")
+    array, tensor, stream = np.ones(100 << 10, np.uint8), cuda.empty(100 << 10, "uint8"), cuda.stream()
+    cuda.runtime.streams.deferred = True
+    before = cuda.runtime.counts.copy()
+    for _ in range(12):
+        upload(array.ctypes.data, array.nbytes, tensor.pointer, stream, 0)
+    assert (cuda.runtime.counts - before)["event_synchronizes"] == 0
+
+
+def test_uploads_of_a_stream_go_on_while_the_work_of_another_one_is_late(cuda):
+    if not cuda.is_emulated:
+        pytest.skip("only the emulator runs work as late as possible")
+    array, tensor, streams = np.ones(8, np.uint8), cuda.empty(8, "uint8"), (cuda.stream(), cuda.stream())
+    cuda.runtime.streams.deferred = True
+    for number in range(NUM_SMALL):
+        upload(array.ctypes.data, 8, tensor.pointer, streams[number > NUM_SMALL - 3], 0)
+    before = cuda.runtime.counts.copy()
+    for _ in range(3):
+        cuda.runtime.streams.drain(streams[1])
+        for _ in range(2):
+            upload(array.ctypes.data, 8, tensor.pointer, streams[1], 0)
+    assert (cuda.runtime.counts - before)["event_synchronizes"] == 0
 
 
 def test_an_upload_is_refused_in_a_capture(cuda):

@@ -58,6 +58,12 @@ class Slot:
         self._event.record(stream)
         self._is_pending = True
 
+    def is_done(self) -> bool:
+        """Return True if the copy that was sent is done; the host does not wait."""
+        if self._is_pending and self._event.is_done():
+            self._is_pending = False
+        return not self._is_pending
+
     def wait(self) -> None:
         """Wait until the copy that was sent is done, and free replaced buffers whose copies are done."""
         if self._is_pending:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import threading
 from typing import Any
 
@@ -21,7 +20,7 @@ from pagecore.errors import DeviceError
 # Uploads of at most SMALL_BYTES go through slots of that size, larger ones in pieces of LARGE_BYTES. The host waits
 # once all slots of a kind are pending.
 NUM_SMALL, SMALL_BYTES = 64, 64 << 10
-NUM_LARGE, LARGE_BYTES = 4, 4 << 20
+NUM_LARGE, LARGE_BYTES = 16, 1 << 20
 
 _making = threading.Lock()
 
@@ -54,7 +53,7 @@ def upload(source: int, num_bytes: int, target: int, stream: int, device: int) -
     """Copy host bytes to a device in the order of a stream; the caller may change them when this returns.
 
     The bytes are staged in pinned memory, because a device that reads pageable memory could see later writes of the
-    host. If all slots of staging memory are pending, the function waits for the oldest.
+    host. The function waits only if all slots of staging memory are pending.
 
     Raises
     ------
@@ -75,7 +74,7 @@ def upload(source: int, num_bytes: int, target: int, stream: int, device: int) -
 
 
 class _Slots:
-    """Slots of staging memory in one allocation, taken in turn by any thread.
+    """Slots of staging memory in one allocation, for any thread.
 
     Each slot has a lock of its own, so that a thread that waits for a copy stops only threads that need its slot.
     """
@@ -85,16 +84,37 @@ class _Slots:
         self._ring = PinnedRing(runtime, device, num_slots)
         self._ring.allocate(slot_bytes)
         self._locks = [threading.Lock() for _ in range(num_slots)]
-        self._turns = itertools.count()
+        self._turn = 0  # threads may read the same turn: one of them then searches on
 
     def send(self, source: int, num_bytes: int, target: int, stream: int) -> None:
         """Copy at most `slot_bytes` bytes to a slot, and from there in the order of a stream."""
-        number = next(self._turns) % len(self._locks)
+        number = self._take()
         slot = self._ring.slots[number]
-        with self._locks[number]:
+        try:
             slot.wait()
             ctypes.memmove(slot.address, source, num_bytes)
             slot.send(0, num_bytes, target, stream)
+        finally:
+            self._locks[number].release()
+
+    def _take(self) -> int:
+        """Lock the first slot whose copy is done, or the next in turn if none is, and return its number."""
+        first, count = self._turn, len(self._locks)
+        for number in ((first + step) % count for step in range(count)):
+            lock = self._locks[number]
+            if lock.acquire(blocking=False):
+                is_done = False
+                try:
+                    is_done = self._ring.slots[number].is_done()
+                finally:
+                    if not is_done:
+                        lock.release()
+                if is_done:
+                    self._turn = (number + 1) % count
+                    return number
+        self._turn = (first + 1) % count
+        self._locks[first].acquire()
+        return first
 
 
 # The runtime in use, and its slots by device and size.
