@@ -20,6 +20,7 @@ from pagecore import (
 from pagecore.cache.state._state import Held
 from pagecore.cache.swap import _swap
 from pagecore.errors import DeviceError, InvalidBlock
+from pagecore.storage.memory.host_memory import HostMemory
 from pagecore.storage.pools import host_pool
 from pagecore.storage.state_shapes import delta_planes
 from pagecore.tiers.host.tier import HostTier
@@ -246,6 +247,42 @@ def test_a_backup_in_a_capture_is_refused_before_the_capture_ends(cuda):
     assert tier.backup(sequence) == 1
     assert tier.drain()
     tier.poll()
+    tier.close()
+    del kept
+
+
+CALLS = {
+    "promote": lambda tier: tier.promote(range(13)),
+    "load": lambda tier: tier.load_to_device_per_layer(0, [1], [2]),
+    "back up": lambda tier: tier.backup_from_device_all_layers([1], [2]),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_capture_does_not_wait_for_a_registration_that_waits_for_its_end(cuda, monkeypatch, call):
+    if not cuda.is_emulated:
+        pytest.skip("only the emulator begins a capture here")
+    cuda.runtime.stream = stream = cuda.runtime.make_stream(0)
+    cache = make(cuda, LAYERS[:1])
+    tier = tier_of(cache)
+    sequence, kept = computed(cuda, cache, range(13))
+    tier.backup(sequence)
+    cache.remove(sequence)
+    assert tier.drain()
+    tier.poll()
+    cache.clear_prefix_cache()
+    cuda.runtime.streams.begin_capture(stream)
+    with monkeypatch.context() as patch:
+        patch.setattr(tier._transfers, "_is_ready", False)
+        patch.setattr(HostMemory, "is_registered", lambda *_: False)
+        patch.setattr(HostMemory, "wait_registered", lambda *_: pytest.fail("the call waits"))
+        with pytest.raises(DeviceError, match="is being captured"):
+            CALLS[call](tier)
+    cuda.runtime.streams.end_capture(stream)
+    CALLS[call](tier)
+    cuda.runtime.synchronize(stream)
+    tier.poll()
+    tier.check_invariants()
     tier.close()
     del kept
 

@@ -142,9 +142,9 @@ class StreamTransfers:
 
     def stream_of(self, stream: int | None) -> int | None:
         """Return the given stream, or that of the cache's last step."""
-        if not self.is_ready():
-            self._memory.wait_registered(None)
-        return self._staging.stream if stream is None else stream
+        found = self._staging.stream if stream is None else stream
+        self._await_registered(found)
+        return found
 
     @property
     def num_pending(self) -> int:
@@ -166,12 +166,16 @@ class StreamTransfers:
         self._is_ready = self._is_ready or self._memory.is_registered(0, self._memory.nbytes)
         return self._is_ready
 
-    def promote(self, pairs: Pairs, hold: EntryHold) -> bool:
-        """Submit copies to the stream of the cache; the hold is released once they are done."""
+    def _await_registered(self, stream: int) -> None:
+        """Wait until the host's memory is registered; refuse a captured stream, for whose end that may wait."""
+        self._staging.refuse_captured(stream)
         if not self.is_ready():
             self._memory.wait_registered(None)
+
+    def promote(self, pairs: Pairs, hold: EntryHold) -> bool:
+        """Submit copies to the stream of the cache; the hold is released once they are done."""
         stream = self._staging.stream
-        self._staging.refuse_captured(stream)
+        self._await_registered(stream)
         if self._arrivals is None:
             with self._submitting(stream):
                 self.copies.run(pairs, to_device=True, stream=stream)

@@ -36,6 +36,8 @@ class CopyMethods(TierParts):
             A layer or block that does not exist, or lists of different lengths.
         UnsupportedOption
             A layer of cross attention, which the tier leaves out.
+        DeviceError
+            The stream is being captured into a graph.
         """
         self._require_memory()
         place = self._parts.layer(layer)
@@ -62,6 +64,8 @@ class CopyMethods(TierParts):
         ------
         ShapeError, InvalidBlock
             A lane or block that does not exist, or lists of different lengths.
+        DeviceError
+            The stream is being captured into a graph.
         """
         self._require_memory()
         number = member("lane", lane, self.num_lanes, "the tier")
