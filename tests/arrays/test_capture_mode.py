@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from pagecore.arrays.cuda import driver_memory
 from pagecore.arrays.cuda.cupy_runtime import CupyRuntime
 from pagecore.arrays.cuda.pinned import PinnedRing
 from pagecore.arrays.cuda.protocol import RefusedDuringCapture
@@ -21,7 +22,8 @@ class CapturingCuda(FakeCuda):
     """CUDA while another thread captures in the mode "global"; `modes` has the mode of the thread in each call."""
 
     unsafe = ("hostRegister", "hostUnregister", "alloc", "alloc_pinned_memory", "eventQuery", "eventSynchronize")
-    unsafe += ("streamSynchronize", "moduleLoadData", "hostAlloc", "freeHost")
+    unsafe += ("streamSynchronize", "moduleLoadData", "hostAlloc", "freeHost", "deviceSynchronize")
+    unsafe += ("ipcOpenMemHandle", "ipcCloseMemHandle", "map_memory", "unmap_memory")
 
     def __init__(self, driver):
         super().__init__()
@@ -51,6 +53,13 @@ def runtime(fake):
     return CupyRuntime()
 
 
+@pytest.fixture
+def mapping(monkeypatch, fake):
+    """The driver's functions of mapped memory, as calls of the fake."""
+    for name in ("map_memory", "unmap_memory"):
+        monkeypatch.setattr(driver_memory, name, lambda *arguments, name=name: fake.call(name, *arguments))
+
+
 CALLS = {
     "hostRegister": lambda runtime: runtime.register_host(4096, 4096, 1),
     "hostUnregister": lambda runtime: (runtime.register_host(4096, 4096, 1), runtime.unregister_host(4096)),
@@ -61,11 +70,15 @@ CALLS = {
     "eventSynchronize": lambda runtime: runtime.make_event(1).synchronize(),
     "streamSynchronize": lambda runtime: runtime.synchronize(77),
     "moduleLoadData": lambda runtime: runtime.load("write_kv", 1, lambda: (b"code", "_Z5write"), 0),
+    "ipcOpenMemHandle": lambda runtime: runtime.open_ipc(b"handle", 1),
+    "ipcCloseMemHandle": lambda runtime: runtime.close_ipc(4096, 1),
+    "map_memory": lambda runtime: runtime.map_memory(1 << 40, 8192, 1),
+    "unmap_memory": lambda runtime: runtime.unmap_memory(1 << 40, 8192, 1),
 }
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_during_the_capture_of_another_thread_is_permitted(fake, driver, runtime, name):
+def test_a_call_during_the_capture_of_another_thread_is_permitted(fake, driver, runtime, mapping, name):
     CALLS[name](runtime)
     assert fake.modes[name] == RELAXED
     assert driver.mode == GLOBAL  # as before

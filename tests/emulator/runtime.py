@@ -217,11 +217,13 @@ class EmulatedRuntime:
         return address
 
     def map_memory(self, address: int, num_bytes: int, device: int) -> None:
+        self.streams.refuse_any_capture("device memory is mapped")
         self._reserved[address].fill(0xFF)
         self._used_bytes += num_bytes
         self._engine.pc_add_host_memory(address, num_bytes)
 
     def unmap_memory(self, address: int, num_bytes: int, device: int) -> None:
+        self.streams.refuse_any_capture("the host waits for a device")
         for stream in self.streams.known():
             self.streams.drain(stream)
         self._used_bytes -= num_bytes

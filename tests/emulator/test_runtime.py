@@ -177,13 +177,20 @@ def test_a_graph_repeats_its_work(late):
             runtime.kept.address, np.zeros(8, np.uint8).ctypes.data, 8, stream
         ),
         lambda runtime, stream: runtime.make_event(0).is_done(),
+        lambda runtime, stream: runtime.map_memory(runtime.reserve_address(1 << 16, 0), 1 << 16, 0),
+        lambda runtime, stream: runtime.unmap_memory(runtime.mapped, 1 << 16, 0),
     ],
-    ids=["waits", "allocates", "allocates pinned", "copies pageable memory", "queries an event"],
+    ids=[
+        *("waits", "allocates", "allocates pinned", "copies pageable memory", "queries an event", "maps memory"),
+        "waits for the device",
+    ],
 )  # fmt: skip
 def test_calls_that_end_a_capture_are_refused(runtime, what):
-    runtime.kept = DeviceBytes(runtime, 8)
+    runtime.kept, runtime.mapped = DeviceBytes(runtime, 8), runtime.reserve_address(1 << 16, 0)
+    runtime.map_memory(runtime.mapped, 1 << 16, 0)
     with pytest.raises(DeviceError, match="is captured"):
         Kit(runtime).capture(lambda stream: what(runtime, stream))
+    runtime.unmap_memory(runtime.mapped, 1 << 16, 0)
     runtime.synchronize(0)
 
 

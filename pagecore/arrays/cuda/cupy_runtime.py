@@ -40,7 +40,8 @@ class CupyRuntime:
     that the process has not used is not restored, because that would create its context, which takes memory: to use
     several devices in a thread, make the one for other work current first (`torch.cuda.set_device`). Calls that CUDA
     forbids to all threads while one captures a graph, such as allocations and waits for events, are made in a mode in
-    which they neither fail nor end the capture.
+    which they neither fail nor end the capture. The exception is `unmap_memory`: it waits for the whole device, which
+    CUDA refuses in every mode during a capture.
 
     Raises
     ------
@@ -155,7 +156,7 @@ class CupyRuntime:
 
     def open_ipc(self, handle: bytes, device: int) -> int:
         """Map an allocation by cudaIpcOpenMemHandle."""
-        with self._on(device):
+        with self._relaxed(), self._on(device):
             try:
                 return int(self._runtime.ipcOpenMemHandle(handle))
             except self._runtime.CUDARuntimeError as error:
@@ -166,7 +167,7 @@ class CupyRuntime:
 
     def close_ipc(self, address: int, device: int) -> None:
         """Unmap an allocation by cudaIpcCloseMemHandle."""
-        with self._on(device):
+        with self._relaxed(), self._on(device):
             self._runtime.ipcCloseMemHandle(address)
 
     def memory_granularity(self, device: int) -> int:
@@ -181,12 +182,12 @@ class CupyRuntime:
 
     def map_memory(self, address: int, num_bytes: int, device: int) -> None:
         """Put memory at reserved addresses by cuMemCreate, cuMemMap and cuMemSetAccess."""
-        with self._on(device):
+        with self._relaxed(), self._on(device):
             driver_memory.map_memory(address, num_bytes, device)
 
     def unmap_memory(self, address: int, num_bytes: int, device: int) -> None:
-        """Wait for the device, which cuMemUnmap does not, and give memory back."""
-        with self._on(device):
+        """Wait for the device, which cuMemUnmap does not, and give memory back; DeviceError during a capture."""
+        with self._relaxed(), self._on(device):
             self._runtime.deviceSynchronize()
             driver_memory.unmap_memory(address, num_bytes)
 

@@ -110,7 +110,10 @@ class Runtime(Protocol):
         """Put new device memory, with any content, at a range of `reserve_address`; NotEnoughMemory without effect."""
 
     def unmap_memory(self, address: int, num_bytes: int, device: int) -> None:
-        """Wait for all work of the device, and give the memory of a range back; its addresses stay reserved."""
+        """Wait for all work of the device, and give the memory of a range back; its addresses stay reserved.
+
+        CUDA cannot wait for a device while a stream is being captured: DeviceError, and the memory stays.
+        """
 
     def free_address(self, address: int, num_bytes: int, device: int) -> None:
         """Give back a range of reserved addresses, which has no memory."""

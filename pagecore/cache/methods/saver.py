@@ -44,6 +44,9 @@ class SaverMethods(PartsOwner):
         UnsupportedOption
             A cache without `memory_saver`, another tag, an open export (`pagecore.tiers.handover`), or sequences or
             transfers that hold blocks or states; remove them or swap them out. Nothing was changed.
+        DeviceError
+            CUDA cannot wait for the device, as while a stream is being captured into a graph. The memory counts as
+            released: call again after the capture, or call `resume_memory`.
 
         Notes
         -----
