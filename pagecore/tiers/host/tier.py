@@ -67,8 +67,9 @@ class HostTier(PromoteMethods, BackupMethods, EvictMethods, StreamMethods, CopyM
     shared : bool
         Memory that other processes can map.
     io : {"auto", "dma", "kernel"}
-        Copies on CUDA: "dma" by the copy engines, one for each block and plane; "kernel" by one launch; "auto" by the
-        copy engines where a block of a plane has 64 KiB or more.
+        Copies on CUDA: "dma" by the copy engines, a copy for each block or, for runs of more blocks than planes, for
+        each run and plane; "kernel" by one launch; "auto" by the copy engines where a block of a plane has 64 KiB or
+        more. Planes whose blocks are not runs of memory go by a launch.
     pipelined : bool
         On CUDA: promotions load layer by layer on a stream of their own, so that a layer can compute while the next one
         loads. `plane`, `key`, `value`, `write` and `attend` of the cache wait for the event of their layer. Before a

@@ -99,6 +99,16 @@ def test_scattered_blocks_take_one_copy_each_and_adjacent_ones_one_for_each_plan
     assert len(rectangles(groups, adjacent[::-1], np.array([8]), to_device=False)) == 12
 
 
+def test_each_run_takes_the_way_with_fewer_copies():
+    planes, buffers, _ = make(SPECS[0], "layerwise")
+    groups = groups_of(planes, buffers)
+    short = [[1, 9], [3, 7], [4, 8]]
+    long = [[10 + number, 12 + number] for number in range(9)]
+    for pairs, count in ((short, 3), (long, 6), (short + long, 9), (long[:6], 6), (short * 0, 0)):
+        copies = rectangles(groups, np.array(pairs, np.int32).reshape(-1, 2), NONE, to_device=True)
+        assert copies.shape == (count, 6)
+
+
 def test_planes_of_different_sizes_are_two_groups():
     planes, buffers, _ = make(SPECS[1], "layerwise")
     assert [group.num_planes for group in groups_of(planes, buffers)] == [3, 3]

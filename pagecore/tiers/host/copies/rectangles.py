@@ -1,4 +1,6 @@
-"""Copies of blocks by the copy engines, as few as possible: each copies the rows of two rectangles of memory.
+"""Copies of blocks by the copy engines, in one of two ways for each run of blocks: that with fewer copies.
+
+Each copies the rows of one rectangle of memory to those of another:
 
 one block, all planes of a group               a run of blocks, one plane
 
@@ -114,11 +116,10 @@ def rectangles(
     lengths = np.diff(first, append=len(ids))
     copies = []
     for group in groups:
-        can_join = max(group.own[2], group.host[2]) <= PITCH_MAX
-        if can_join and len(first) * group.num_planes < len(ids):
-            copies.append(_by_run(group, own_ids[first], host_ids[first], lengths))
-        else:
-            copies.append(_by_block(group, own_ids, host_ids))
+        joins = (lengths > group.num_planes) & (max(group.own[2], group.host[2]) <= PITCH_MAX)
+        starts, single = first[joins], np.repeat(~joins, lengths)
+        copies.append(_by_run(group, own_ids[starts], host_ids[starts], lengths[joins]))
+        copies.append(_by_block(group, own_ids[single], host_ids[single]))
     found = np.concatenate(copies) if copies else np.empty((0, 6), np.int64)
     return found if to_device else found[:, [SOURCE, SOURCE_PITCH, TARGET, TARGET_PITCH, WIDTH, HEIGHT]]
 
