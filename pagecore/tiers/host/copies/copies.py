@@ -51,6 +51,7 @@ class BlockCopies:
         self._io = io
         # For each lane and layer: the planes that the copy engines copy, and calls of the kernel for the others.
         self._divided: dict[tuple[str, int], tuple[list[PlaneGroup], list[Planes]]] = {}
+        self._by_layer: dict[int, list[Planes]] = {}
         count = len(parts.cached_groups) if groups is None else groups
         self._lanes: list[list[Planes]] = [[] for _ in range(count)]
         self._parts, self._pool = parts, pool
@@ -125,9 +126,17 @@ class BlockCopies:
 
     def run_layer(self, layer: int, pairs: NDArray[np.int32], *, to_device: bool, stream: int | None = None) -> None:
         """Copy ``[n, (source, target)]`` in the planes of one model layer: blocks of its group, or slots of states."""
-        place, pools = self._parts.layer(layer), self._pool.kv_pools
-        if not self._parts.store.pools and self._parts.store.states is None:
+        if not len(pairs) or (not self._parts.store.pools and self._parts.store.states is None):
             return
+        if layer not in self._by_layer:
+            self._by_layer[layer] = self._planes_of(layer)
+        place = self._parts.layer(layer)
+        lane = len(self._lanes) - 1 if place.keeps_state else place.cached_group
+        self._copy(lane, ("layer", layer), self._by_layer[layer], pairs, to_device, stream)
+
+    def _planes_of(self, layer: int) -> list[Planes]:
+        """Return the planes of one model layer."""
+        place, pools = self._parts.layer(layer), self._pool.kv_pools
         spec = place.spec
         planes: Planes = ([], [])
         for plane in spec.checkpoint_spec.planes if isinstance(spec, StateSpec) else spec.planes:
@@ -142,8 +151,7 @@ class BlockCopies:
                 host = pools[place.cached_group].plane(plane.name, place.index)
             planes[0].append(own)
             planes[1].append(host)
-        lane = len(self._lanes) - 1 if place.keeps_state else place.cached_group
-        self._copy(lane, ("layer", layer), _alike(*planes), pairs, to_device, stream)
+        return _alike(*planes)
 
 
 def _check_pairs(calls: list[Planes], pairs: NDArray[np.int32], to_device: bool) -> None:
