@@ -170,15 +170,17 @@ def make_private(folder: Path) -> None:
     """Give this user alone the files of a folder that came with the tree; pagecore loads no kernels of other users."""
     if not folder.is_dir():
         return
-    aside = folder.with_name(folder.name + ".private")
-    shutil.rmtree(aside, ignore_errors=True)
+    aside, former = (folder.with_name(folder.name + suffix) for suffix in (".private", ".former"))
+    for each in (aside, former):
+        shutil.rmtree(each, ignore_errors=True)
     aside.mkdir(mode=0o700)
     for each in folder.iterdir():
         if each.is_file() and not each.is_symlink():
             shutil.copyfile(each, aside / each.name)
             (aside / each.name).chmod(0o600)
-    shutil.rmtree(folder)
+    folder.rename(former)
     aside.rename(folder)
+    shutil.rmtree(former, ignore_errors=True)  # a file of another user may stay
 
 
 def table(outcomes: dict[str, Outcome]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -158,6 +159,25 @@ def test_kernels_that_came_with_the_tree_become_private(tmp_path):
     assert first.read_bytes() == b"image"
     make_private(tmp_path / "missing")
     assert not (tmp_path / "missing").exists()
+
+
+def test_kernels_become_private_although_their_former_folder_cannot_be_removed(tmp_path, monkeypatch):
+    folder, rmtree = tmp_path / "cubins", shutil.rmtree
+    (folder / "other").mkdir(parents=True)
+    (folder / "a.cubin").write_bytes(b"image")
+
+    def remove(path, ignore_errors=False, **options):
+        if (path / "other").is_dir():
+            (path / "a.cubin").unlink()
+            if ignore_errors:
+                return
+            raise PermissionError("a folder of another user")
+        rmtree(path, ignore_errors, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", remove)
+    make_private(folder)
+    assert [each.name for each in folder.iterdir()] == ["a.cubin"]
+    assert (folder / "a.cubin").read_bytes() == b"image"
 
 
 def test_the_benches_run_alone_smoke_before_the_tests_and_quick_after_them(tmp_path):
