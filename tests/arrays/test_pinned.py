@@ -169,7 +169,7 @@ def test_a_buffer_that_is_replaced_stays_until_its_copy_is_done():
     ring, target = PinnedRing(runtime, 0, 1), np.zeros(32, np.uint8)
     for num_bytes in (8, 16, 32):
         ring.reserve(num_bytes)
-        slot = ring.latest
+        (slot,) = ring.slots
         assert slot.memory.nbytes == num_bytes
         slot.send(0, num_bytes, target.ctypes.data, 7)
     assert (runtime.waited, runtime.freed) == ([], [])
@@ -186,11 +186,11 @@ def test_memory_that_cannot_grow_stays_as_it_is(monkeypatch):
     runtime = FakeRuntime()
     ring, target = PinnedRing(runtime, 0, 1), np.zeros(8, np.uint8)
     ring.reserve(8)
-    ring.latest.send(0, 8, target.ctypes.data, 7)
+    ring.slots[0].send(0, 8, target.ctypes.data, 7)
     monkeypatch.setattr(runtime, "allocate_pinned", lambda size: (_ for _ in ()).throw(NotEnoughMemory("full")))
     with pytest.raises(NotEnoughMemory):
         ring.reserve(9)
-    assert ring.latest.memory.nbytes == 8
+    assert ring.slots[0].memory.nbytes == 8
     ring.take()
     assert ("synchronize_event", 1) in runtime.calls
 
@@ -210,7 +210,7 @@ def test_the_destructor_of_a_ring_waits_for_every_slot_and_warns_of_failures(mon
         waited.append(event.number)
         raise DeviceError(f"event {event.number} is gone")
 
-    monkeypatch.setattr(type(ring.latest._event), "synchronize", synchronize)
+    monkeypatch.setattr(type(slot._event), "synchronize", synchronize)
     with pytest.warns(ResourceWarning, match="event 1 is gone") as warned:
         ring.__del__()
     assert waited == [1, 2, 3]

@@ -24,12 +24,12 @@ class Slot:
     Attributes
     ----------
     memory : array of uint8
+        The buffer; the constructor takes the first one.
     address : int
     """
 
-    def __init__(self, runtime: Runtime, device: int) -> None:
-        self.memory: NDArray[np.uint8] = np.empty(0, np.uint8)
-        self.address = 0
+    def __init__(self, runtime: Runtime, device: int, memory: NDArray[np.uint8]) -> None:
+        self._use(memory)
         self._runtime = runtime
         self._device = device
         self._event = runtime.make_event(device)
@@ -45,10 +45,9 @@ class Slot:
                 event = self._runtime.make_event(self._device)
                 self._replaced.append((self._event, self.memory))
                 self._event, self._is_pending = event, False
-            self.use(memory)
+            self._use(memory)
 
-    def use(self, memory: NDArray[np.uint8]) -> None:
-        """Replace the buffer, which no copy reads."""
+    def _use(self, memory: NDArray[np.uint8]) -> None:
         self.memory = memory
         self.address = memory.ctypes.data
 
@@ -85,18 +84,23 @@ class PinnedRing:
     `take` waits until the copy last sent from the slot is done, so the host is at most `num_slots` copies ahead of the
     device. The destructor waits for all copies.
 
+    Parameters
+    ----------
+    runtime : Runtime
+    device : int
+    num_slots : int
+    slot_bytes : int
+        Bytes of each slot, in one allocation for all; by default slots are empty until `reserve`.
+
     Attributes
     ----------
     slots : list of Slot
-    latest : Slot
-        The slot that was taken last.
     """
 
-    def __init__(self, runtime: Runtime, device: int, num_slots: int = 3) -> None:
-        self.slots = [Slot(runtime, device) for _ in range(num_slots)]
-        self._runtime = runtime
+    def __init__(self, runtime: Runtime, device: int, num_slots: int = 3, slot_bytes: int = 0) -> None:
+        memory = runtime.allocate_pinned(num_slots * slot_bytes) if slot_bytes > 0 else np.empty(0, np.uint8)
+        self.slots = [Slot(runtime, device, part) for part in memory.reshape(num_slots, slot_bytes)]
         self._turn = 0
-        self.latest = self.slots[-1]
 
     @property
     def nbytes(self) -> int:
@@ -108,15 +112,9 @@ class PinnedRing:
         for slot in self.slots:
             slot.reserve(num_bytes)
 
-    def allocate(self, num_bytes: int) -> None:
-        """Give every slot of a new ring `num_bytes`, in one allocation."""
-        memory = self._runtime.allocate_pinned(num_bytes * len(self.slots))
-        for number, slot in enumerate(self.slots):
-            slot.use(memory[number * num_bytes : (number + 1) * num_bytes])
-
     def take(self) -> Slot:
         """Return the next slot, ready to be written."""
-        self.latest = slot = self.slots[self._turn]
+        slot = self.slots[self._turn]
         self._turn = (self._turn + 1) % len(self.slots)
         slot.wait()
         return slot

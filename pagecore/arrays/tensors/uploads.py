@@ -81,8 +81,7 @@ class _Slots:
 
     def __init__(self, runtime: Runtime, device: int, num_slots: int, slot_bytes: int) -> None:
         self.slot_bytes = slot_bytes
-        self._ring = PinnedRing(runtime, device, num_slots)
-        self._ring.allocate(slot_bytes)
+        self._ring = PinnedRing(runtime, device, num_slots, slot_bytes)
         self._locks = [threading.Lock() for _ in range(num_slots)]
         self._turn = 0  # threads may read the same turn: one of them then searches on
 
