@@ -116,6 +116,7 @@ def test_worked_example_c3_local_virtual_batches_give_the_same():
         ({"chunk": -4}, "chunk is -4"),
         ({"chunk": "four"}, "chunk is 'four'"),
         ({"chunk": 1.5}, "chunk is 1.5"),
+        ({"chunk": [1, 2]}, r"chunk is \[1, 2\]; it counts keys and must be an integer or None"),
         ({"chunk": 4, "window": 4}, "chunk is 4 and window is 4; use one of them"),
     ],
 )

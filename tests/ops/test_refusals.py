@@ -150,6 +150,8 @@ BAD_ATTENTION: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"softcap": 1e300}, OPTION, r"softcap is 1e\+300"),
     ({"scale": 1e300}, OPTION, r"scale is 1e\+300"),
     ({"window": 0}, OPTION, "window is 0"),
+    ({"window": "a"}, OPTION, r"window is 'a'; it counts keys and must be an integer, \(left, right\) or None"),
+    ({"window": (1, "a")}, OPTION, r"window is \(1, 'a'\); it counts keys and must hold integers or None"),
     ({"window": -1}, OPTION, "window is -1"),
     ({"window": (-2, 0)}, OPTION, "window"),
     ({"window": (1, 2, 3)}, OPTION, "window"),

@@ -189,6 +189,7 @@ def test_invariant_bits_do_not_depend_on_the_steps_of_a_prompt(sizes):
         ({"sink_tokens": -1, "window": 4}, "sink_tokens is -1; it must be at least 0"),
         ({"sink_tokens": 1.5, "window": 4}, "sink_tokens is 1.5"),
         ({"sink_tokens": "four", "window": 4}, "sink_tokens is 'four'"),
+        ({"sink_tokens": [4], "window": 4}, r"sink_tokens is \[4\]; it counts keys and must be an integer or None"),
         ({"sink_tokens": 4}, "sink_tokens is 4 and the window is unbounded to the left"),
         ({"sink_tokens": 4, "window": (None, 3)}, "sink_tokens is 4 and the window is unbounded to the left"),
         ({"sink_tokens": 4, "chunk": 4}, "sink_tokens is 4 and chunk is 4; sink tokens belong to a window"),

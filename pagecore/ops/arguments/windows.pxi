@@ -10,7 +10,7 @@ cdef extern from "Python.h":
     Py_ssize_t PyNumber_AsSsize_t(object value, PyObject* overflow) except? -1
 
 
-cdef Py_ssize_t clipped(object number, str name, object given) except? -1:
+cdef Py_ssize_t clipped(object number, str name, object given, str expected) except? -1:
     """Return an integer of the argument `given`, cut to the range of the C type."""
     try:
         if not isinstance(number, bool) and PyIndex_Check(number):
@@ -19,7 +19,7 @@ cdef Py_ssize_t clipped(object number, str name, object given) except? -1:
         raise
     except Exception:  # PyIndex_Check accepts an array of several numbers
         pass
-    raise UnsupportedOption(f"{name} is {shown(given)}; it counts keys and must hold integers or None")
+    raise UnsupportedOption(f"{name} is {shown(given)}; it counts keys and must {expected}")
 
 
 cdef int64_t read_side(object number, object window) except? -1:
@@ -27,7 +27,7 @@ cdef int64_t read_side(object number, object window) except? -1:
     cdef int64_t side
     if number is None:
         return -1
-    side = clipped(number, "window", window)
+    side = clipped(number, "window", window, "hold integers or None")
     if side < -1:
         raise UnsupportedOption(f"window is {shown(window)}; a side must be at least 0, or None or -1 for no bound")
     return side if side < INT32_MAX else -1
@@ -43,7 +43,7 @@ cdef int read_window(object window, int64_t* left, int64_t* right) except -1:
         left[0] = read_side(window[0], window)
         right[0] = read_side(window[1], window)
         return 0
-    if clipped(window, "window", window) < 1:
+    if clipped(window, "window", window, "be an integer, (left, right) or None") < 1:
         raise UnsupportedOption(f"window is {shown(window)}; it must be at least 1, the query's own key, or None")
     left[0] = read_side(window, window)
     left[0] -= left[0] > 0
@@ -58,7 +58,7 @@ cdef int read_reach(object window, object chunk, int64_t* left, int64_t* right) 
         return 0
     if window is not None:
         raise UnsupportedOption(f"chunk is {shown(chunk)} and window is {shown(window)}; use one of them")
-    size = clipped(chunk, "chunk", chunk)
+    size = clipped(chunk, "chunk", chunk, "be an integer or None")
     if size < 1:
         raise UnsupportedOption(f"chunk is {shown(chunk)}; it must be at least 1, or None for no chunks")
     if size < INT32_MAX:  # longer than any sequence otherwise
@@ -70,7 +70,7 @@ cdef int64_t read_sink_tokens(object sink_tokens, object chunk, int64_t left) ex
     cdef Py_ssize_t count
     if sink_tokens is None:
         return 0
-    count = clipped(sink_tokens, "sink_tokens", sink_tokens)
+    count = clipped(sink_tokens, "sink_tokens", sink_tokens, "be an integer or None")
     if count < 0:
         raise UnsupportedOption(f"sink_tokens is {shown(sink_tokens)}; it must be at least 0")
     if count > 0 and chunk is not None:
