@@ -78,7 +78,7 @@ def pinned(nbytes, device, *, bint zeroed=False):
     Raises
     ------
     DeviceError
-        The device cannot be used, or a graph is being captured.
+        The device cannot be used.
     NotEnoughMemory
         The host cannot allocate the pinned memory.
     """
