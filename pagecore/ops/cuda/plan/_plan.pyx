@@ -9,7 +9,7 @@ import numpy as np
 
 from pagecore.arrays.cuda.current import runtime
 from pagecore.arrays.cuda.device_memory import DeviceMemory
-from pagecore.arrays.cuda.pinned import PinnedRing, room_for
+from pagecore.arrays.cuda.pinned import PinnedRing
 from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
 
 cdef extern from "pagecore/native/rounding.hpp" namespace "pagecore" nogil:
@@ -157,8 +157,6 @@ cdef class CudaPlan:
         memory, staging = self.memory, self.staging
         cdef int64_t num_bytes = planned_bytes(layout)
         if memory is None or num_bytes > memory.nbytes:
-            if memory is not None:
-                num_bytes = room_for(num_bytes)  # batches often grow one by one
             memory = DeviceMemory(num_bytes, self.device, stream, False)
             staging = PinnedRing(runtime(), self.device)
             staging.reserve(num_bytes)
