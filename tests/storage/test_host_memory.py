@@ -14,7 +14,7 @@ from pagecore.arrays.cuda.protocol import RefusedDuringCapture
 from pagecore.errors import DeviceError, NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.storage.memory import host_memory, registration
 from pagecore.storage.memory.host_memory import PAGE, HostMemory
-from pagecore.storage.memory.registration import CHUNK_BYTES_MAX, joined, whole_chunks
+from pagecore.storage.memory.registration import CHUNK_BYTES, joined, whole_chunks
 from tests.arrays.fake_runtime import FakeRuntime
 from tests.together import together
 
@@ -198,9 +198,7 @@ def test_descriptors_that_are_not_sealed_memory_of_the_size_are_refused_and_clos
 def test_chunks_are_cut_at_units_and_joined_up_to_their_limit():
     assert whole_chunks(10, 3, 7) == [(0, 6), (6, 10)]
     assert whole_chunks(10, 20, 7) == [(0, 10)]
-    assert whole_chunks(3 * CHUNK_BYTES_MAX, PAGE) == [
-        (i * CHUNK_BYTES_MAX, (i + 1) * CHUNK_BYTES_MAX) for i in range(3)
-    ]
+    assert whole_chunks(3 * CHUNK_BYTES, PAGE) == [(i * CHUNK_BYTES, (i + 1) * CHUNK_BYTES) for i in range(3)]
     assert joined([(0, 3), (3, 6), (6, 8), (8, 9)], 6) == [(0, 6), (6, 9)]
     assert joined([], 6) == []
     random = np.random.default_rng(0)
@@ -236,6 +234,17 @@ def test_memory_is_registered_chunk_by_chunk_in_the_background():
         assert not memory.wait_registered(0)
         with pytest.raises(DeviceError, match="closed"):
             memory.register("cuda:1")
+
+
+def test_memory_is_registered_in_ranges_of_at_most_one_gibibyte():
+    runtime = FakeRuntime()
+    with use_runtime(runtime):
+        memory = HostMemory((1 << 30) + PAGE, touch=False)
+        memory.register("cuda:0")
+        assert memory.wait_registered(10)
+        memory.close()
+    sizes = [size for name, _, *size in runtime.calls if name == "register_host"]
+    assert sizes == [[1 << 30, 0], [PAGE, 0]]
 
 
 def test_the_first_chunk_is_usable_before_the_last():

@@ -181,7 +181,7 @@ class HostMemory:
             CUDA device whose context registers the memory; every device of the process can access it.
         chunks : sequence of (int, int), optional
             Adjoining ranges of bytes from 0 on, registered one by one: a copy by DMA must not cross from one into
-            another. By default ranges of at most 64 GiB, because one huge registration fails on current drivers.
+            another. By default ranges of at most 1 GiB; see docs/tiers_memory.md.
 
         Raises
         ------

@@ -9,21 +9,22 @@ from collections.abc import Iterable, Sequence
 
 from pagecore.arrays.cuda.protocol import RefusedDuringCapture, Runtime
 
-# One call for 512 GiB fails on current drivers.
-CHUNK_BYTES_MAX = 64 << 30
+# A registration holds locks of the driver, on which calls of all processes wait, for up to a second for each GiB; Linux
+# 6.11 to 6.13 pin no more than 2 GiB by one call, and one call for 512 GiB fails on current drivers.
+CHUNK_BYTES = 1 << 30
 # Between two attempts to register a chunk while CUDA refuses it because a graph is being captured, in seconds.
 RETRY_PAUSE = 0.05
 
 Chunk = tuple[int, int]
 
 
-def whole_chunks(nbytes: int, unit: int, chunk_bytes: int = CHUNK_BYTES_MAX) -> list[Chunk]:
+def whole_chunks(nbytes: int, unit: int, chunk_bytes: int = CHUNK_BYTES) -> list[Chunk]:
     """Return ranges of at most `chunk_bytes` that cover `nbytes`, cut at multiples of `unit` (at least one each)."""
     step = max(chunk_bytes // unit, 1) * unit
     return [(begin, min(begin + step, nbytes)) for begin in range(0, nbytes, step)]
 
 
-def joined(chunks: Iterable[Chunk], chunk_bytes: int = CHUNK_BYTES_MAX) -> list[Chunk]:
+def joined(chunks: Iterable[Chunk], chunk_bytes: int = CHUNK_BYTES) -> list[Chunk]:
     """Return adjoining chunks joined into ranges of at most `chunk_bytes`."""
     merged: list[Chunk] = []
     for begin, end in chunks:

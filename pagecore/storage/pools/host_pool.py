@@ -14,17 +14,13 @@ from pagecore.arrays.cuda.devices import check_device, device_index, device_name
 from pagecore.errors import DeviceError, InvalidBlock, ShapeError
 from pagecore.storage.checks import member
 from pagecore.storage.memory.host_memory import PAGE, HostMemory
-from pagecore.storage.memory.registration import joined, whole_chunks
+from pagecore.storage.memory.registration import CHUNK_BYTES, joined, whole_chunks
 from pagecore.storage.pools.pool import KVPool
 from pagecore.storage.pools.pool_geometry import PoolGeometry, checked_geometry
 from pagecore.storage.pools.regions import Region
 from pagecore.storage.pools.state_pool import StatePool, slot_numbers
 from pagecore.storage.specs.spec import Spec
 from pagecore.storage.specs.state_spec import StateSpec
-
-# A registration holds locks of the driver, on which calls of all processes wait, for up to a second for each GiB; and
-# Linux 6.11 to 6.13 pin no more than 2 GiB by one call.
-CHUNK_BYTES = 1 << 30
 
 
 class HostPool:
