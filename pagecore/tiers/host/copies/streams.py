@@ -41,7 +41,10 @@ class Transfers(Protocol):
 
     @property
     def is_captured(self) -> bool:
-        """True while the stream of the cache is captured into a graph."""
+        """True while the stream of the cache is captured into a graph.
+
+        Queries of events can wait until then: without the driver's relaxed mode of captures they end the capture.
+        """
 
     def stream_of(self, stream: int | None) -> int | None:
         """Return the stream of a caller's copies; None on the host."""
