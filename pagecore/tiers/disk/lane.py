@@ -100,12 +100,15 @@ class Lane:
         """
         if key in self.orphans or (before is not None and not self._has(before)):
             return None
+        victim = None if self._free else self._order.first(kept=before)
+        if victim is None and not self._free:
+            return None
         self.writing[key] = -1  # room for the slot
         slot = None
         try:
             if before is not None:
                 self._order.link(key, before)
-            slot = self._free.popleft() if self._free else self._evict()
+            slot = self._free.popleft() if victim is None else self._evict(victim)
         finally:
             if slot is None:
                 del self.writing[key]
@@ -196,20 +199,30 @@ class Lane:
     def _has(self, key: bytes) -> bool:
         return key in self.entries or key in self.writing
 
-    def _evict(self) -> int | None:
-        victim = self._order.first()
-        if victim is None:
-            return None
-        self._order.unlink(victim)
+    def _evict(self, victim: bytes) -> int:
+        """Forget an entry that `EvictionOrder.first` returned; return its slot."""
         self._note_evicted(victim)
+        try:
+            self._order.unlink(victim)
+        except BaseException:
+            self._unnote_evicted(victim)
+            raise
         self._order.discard(victim)
         return self.entries.pop(victim)
 
     def _note_evicted(self, key: bytes) -> None:
         if self._evicted is not None:
             self._evicted[key] = None
-            if len(self._evicted) > MAX_EVICTED:
-                del self._evicted[next(iter(self._evicted))]
+            try:
+                if len(self._evicted) > MAX_EVICTED:
+                    del self._evicted[next(iter(self._evicted))]
+            except BaseException:
+                self._unnote_evicted(key)
+                raise
+
+    def _unnote_evicted(self, key: bytes) -> None:
+        if self._evicted is not None:
+            self._evicted.pop(key, None)
 
     def _pin(self, key: bytes) -> None:
         self._pins[key] += 1

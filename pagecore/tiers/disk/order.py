@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
+from itertools import islice
 
 
 class EvictionOrder:
@@ -15,8 +16,8 @@ class EvictionOrder:
 
     Invariants: an entry is in `_uses` or in `_passed`, not in both; each entry of `_passed` has followers;
     `_num_followers` counts the values of `_before`; links have no circles. Each method takes constant time, amortised
-    over the uses, unless an entry comes back whose followers are still there. A method without memory changes nothing:
-    it allocates first.
+    over the uses, unless an entry comes back whose followers are still there. A method without memory changes nothing,
+    except that `first` may have passed over entries.
 
     Parameters
     ----------
@@ -36,8 +37,10 @@ class EvictionOrder:
 
     def use(self, key: bytes) -> None:
         """Add an entry as the most recently used, or make it so."""
-        self._uses[key] = None
-        self._uses.move_to_end(key)
+        if key in self._uses:
+            self._uses.move_to_end(key)
+        else:
+            self._uses[key] = None
         self._passed.pop(key, None)
 
     def discard(self, key: bytes) -> None:
@@ -52,15 +55,17 @@ class EvictionOrder:
         """Return the entries that may be evicted, the least recently used first."""
         return [*self._passed, *self._uses]
 
-    def first(self) -> bytes | None:
-        """Return the entry to evict; None if others follow every entry or there is none."""
-        while self._uses:
-            key = next(iter(self._uses))
-            if key not in self._num_followers:
-                return key
-            self._passed[key] = None
-            del self._uses[key]
-        return None
+    def first(self, kept: bytes | None = None) -> bytes | None:
+        """Return the entry to evict, which is not `kept`; None if others follow every other entry or there is none."""
+        while True:
+            for key in islice(self._uses, 2):
+                if key in self._num_followers:
+                    self._pass_over(key)
+                    break
+                if key != kept:
+                    return key
+            else:
+                return None
 
     def pop(self) -> bytes | None:
         """Remove and return the entry to evict; None if there is none."""
@@ -95,11 +100,23 @@ class EvictionOrder:
             self._num_followers[before] = left
         else:
             if before in self._passed:
-                self._uses[before] = None
-                self._uses.move_to_end(before, last=False)
+                try:
+                    self._uses[before] = None
+                    self._uses.move_to_end(before, last=False)
+                except BaseException:
+                    self._uses.pop(before, None)
+                    raise
                 del self._passed[before]
             del self._num_followers[before]
         del self._before[key]
+
+    def _pass_over(self, key: bytes) -> None:
+        self._passed[key] = None
+        try:
+            del self._uses[key]
+        except BaseException:
+            del self._passed[key]
+            raise
 
     def faults(self) -> dict[str, bool]:
         """Return the rules of the order, and whether each holds."""

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from pagecore.errors import PagecoreError
 from pagecore.tiers.disk.lane import Lane
-from tests.faults import is_full
+from tests.faults import fail_allocation, is_full, runs
 from tests.machines import drawn
 
 SLOTS = 5
@@ -57,12 +57,15 @@ class LaneMachine(RuleBasedStateMachine):
             if key in keys:
                 keys.remove(key)
 
-    def victim(self):
-        while self.uses:
-            key = self.uses.pop(0)
-            if not self.is_followed(key):
-                return key
-            self.passed.append(key)
+    def victim(self, kept):
+        at = 0
+        while at < len(self.uses):
+            if self.is_followed(self.uses[at]):
+                self.passed.append(self.uses.pop(at))
+            elif self.uses[at] == kept:
+                at = 1
+            else:
+                return self.uses.pop(at)
         return None
 
     def lose(self, key):
@@ -90,14 +93,15 @@ class LaneMachine(RuleBasedStateMachine):
         if key in self.where or (before is not None and self.where.get(before) not in ("published", "writing")):
             assert slot is None
             return
-        if before is not None:
-            self.follow(key, before)
+        victim = None
         if len(self.where) == SLOTS:
-            victim = self.victim()
+            victim = self.victim(before)
             if victim is None:
                 assert slot is None
-                self.leave(key)
                 return
+        if before is not None:
+            self.follow(key, before)
+        if victim is not None:
             self.leave(victim)
             assert slot == self.slot.pop(victim)
             del self.where[victim]
@@ -269,3 +273,48 @@ def test_evictions_follow_the_exact_order_of_uses():
         lane.take(key)
         assert old not in lane.entries
         lane.publish(key)
+
+
+def full_lane():
+    """Return a lane without a free slot, whose oldest entry is followed, and three keys: oldest, its follower, new."""
+    keys = [bytes([n]) * 17 for n in range(4)]
+    lane = Lane(3, {key: slot for slot, key in enumerate(keys[:3])}, {keys[1]: keys[0]})
+    lane.take_evicted()
+    return lane, keys
+
+
+def lane_of_one():
+    keys = [bytes([n]) * 17 for n in range(2)]
+    lane = Lane(1, {keys[0]: 0})
+    lane.take_evicted()
+    return lane, keys
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    ("make", "call"),
+    [
+        (lane_of_one, lambda lane, keys: lane.take(keys[1], before=keys[0])),
+        (full_lane, lambda lane, keys: lane.take(keys[3], before=keys[0])),
+        (full_lane, lambda lane, keys: lane.take(keys[3])),
+    ],
+    ids=["refused", "linked", "evict"],
+)
+def test_a_call_without_memory_can_be_made_again(make, call, count):
+    lane, keys = make()
+    expected = call(lane, keys), lane.entries, lane.writing, lane.take_evicted()
+
+    def called(n):
+        nonlocal lane, keys
+        lane, keys = make()
+        return fail_allocation(lambda: call(lane, keys), n, count=count)
+
+    for run in runs(called):
+        lane.check_invariants()
+        assert not lane._evicted.keys() & lane.entries.keys()
+        if not run.finished:
+            lane.unhold(keys[0])
+            assert (call(lane, keys), lane.entries, lane.writing, lane.take_evicted()) == expected, run.where
+            lane.check_invariants()
+            assert not lane.held
+            assert lane._pins.keys() == lane.orphans.keys()
