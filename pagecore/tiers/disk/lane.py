@@ -55,8 +55,9 @@ class Lane:
 
     def unhold(self, key: bytes) -> None:
         """End the hold of a lookup; a key without one is ignored."""
-        if self._take_hold(key):
+        if self.held.get(key):
             self.unpin(key)
+            self._take_hold(key)
 
     def pin_for_load(self, key: bytes) -> int | None:
         """Return the slot of a key and pin it; None if it is not published. A hold of the key becomes the pin."""
@@ -147,10 +148,14 @@ class Lane:
             return None
         self._order.unlink(key)
         self._note_evicted(key)
-        if key in self._pins:
-            self.orphans[key] = slot
-        else:
-            self._free.append(slot)
+        try:
+            if key in self._pins:
+                self.orphans[key] = slot
+            else:
+                self._free.append(slot)
+        except BaseException:
+            self._unnote_evicted(key)
+            raise
         self._order.discard(key)
         del self.entries[key]
         return slot

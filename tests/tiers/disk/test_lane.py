@@ -297,8 +297,11 @@ def lane_of_one():
         (lane_of_one, lambda lane, keys: lane.take(keys[1], before=keys[0])),
         (full_lane, lambda lane, keys: lane.take(keys[3], before=keys[0])),
         (full_lane, lambda lane, keys: lane.take(keys[3])),
+        (full_lane, lambda lane, keys: lane.drop(keys[1])),
+        (full_lane, lambda lane, keys: lane.remove(keys[1])),
+        (full_lane, lambda lane, keys: lane.hold(keys[0]) and lane.unhold(keys[0])),
     ],
-    ids=["refused", "linked", "evict"],
+    ids=["refused", "linked", "evict", "drop", "remove", "unhold"],
 )
 def test_a_call_without_memory_can_be_made_again(make, call, count):
     lane, keys = make()
