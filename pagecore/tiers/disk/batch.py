@@ -30,6 +30,10 @@ class Batch:
         Position in `keys` of each transfer of the queue.
     present : list of bytes
         Keys of a store that were there already. They are pinned until the batch ends, so that it does not evict them.
+    num_unpinned : int
+        Keys of `present`, from the last one on, whose pins have ended.
+    has_ended : bool
+        The caller gets, or got, the result.
     num_settled : int
         Transfers, in the order of `places`, whose ends were taken into account.
     num_shared : int
@@ -46,6 +50,8 @@ class Batch:
     ok: list[bool]
     places: list[int] = field(default_factory=list)
     present: list[bytes] = field(default_factory=list)
+    num_unpinned: int = 0
+    has_ended: bool = False
     num_settled: int = 0
     num_shared: int = 0
     error: str | None = None

@@ -66,12 +66,14 @@ class Ledger:
         self._unpin_present(batch)
 
     def end(self, batch: Batch) -> int:
-        """End a batch; return its ticket."""
-        self._unpin_present(batch)
-        done, counts = batch.done(), self._counted(batch)
-        self._ready.append(done)
-        self._counts = counts
-        self._pending.pop(batch.ticket, None)
+        """End a batch, once; return its ticket."""
+        if not batch.has_ended:
+            self._unpin_present(batch)
+            done, counts = batch.done(), self._counted(batch)
+            self._ready.append(done)
+            batch.has_ended = True
+            self._counts = counts
+            self._pending.pop(batch.ticket, None)
         return batch.ticket
 
     def collect(self, queue: IoQueue) -> None:
@@ -130,10 +132,11 @@ class Ledger:
             lane.abandon(key)
 
     def _unpin_present(self, batch: Batch) -> None:
-        while batch.present:
-            key = batch.present[-1]
+        while batch.num_unpinned < len(batch.present):
+            following = batch.num_unpinned + 1
+            key = batch.present[-following]
             self._lanes[key[-1]].unpin(key)
-            del batch.present[-1]
+            batch.num_unpinned = following
 
     def _counted(self, batch: Batch) -> Counter[str]:
         """Return the counters with those of a batch."""

@@ -2,9 +2,13 @@
 
 import threading
 from dataclasses import astuple
+from types import SimpleNamespace
 
 import pytest
 
+from pagecore.tiers.disk.batch import Batch
+from pagecore.tiers.disk.lane import Lane
+from pagecore.tiers.disk.ledger import Ledger
 from tests.cache.verdicts import wrong_error
 from tests.faults import fail_allocation, is_full, runs
 from tests.tiers.disk.kit import FileOps, Memory, finish, get, keys_of, look, open_store, put
@@ -122,3 +126,49 @@ def test_a_submission_without_memory_takes_nothing(tmp_path_factory, name, numbe
         assert not any(lane._pins or lane.writing for lane in store._lanes), run.where
         assert put(store, range(20, 30)).ok.sum() == 8
         store.close()
+
+
+class Ends:
+    """A queue that has ended batches."""
+
+    def __init__(self, *ended):
+        self.ended = list(ended)
+
+    def poll(self, found):
+        while self.ended:
+            found.append(self.ended[0])
+            del self.ended[0]
+
+
+def waited_for(num_present, num_waiting):
+    """Return a ledger and a lane with a store that has ended: of a new key, for which others wait, and present ones."""
+    keys = [bytes([n]) * 16 + b"\0" for n in range(num_present + 1)]
+    lane = Lane(num_present + 1, {key: slot for slot, key in enumerate(keys[1:])})
+    ledger = Ledger(SimpleNamespace(lanes=[lane]), (1,))
+    first = Batch(1, keys, "store", [False] + [True] * num_present, places=[0])
+    for key in keys[1:]:
+        lane.pin(key)
+        first.present.append(key)
+    lane.take(keys[0])
+    ledger.begin(first)
+    for ticket in range(2, 2 + num_waiting):
+        ledger.begin(Batch(ticket, keys[:1], "store", [False], num_shared=1), [(keys[0], 0)])
+    return ledger, lane
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(("num_present", "num_waiting"), [(3, 0), (0, 3)])
+def test_a_store_that_ends_without_memory_ends_once(num_present, num_waiting, count):
+    def collected(n):
+        nonlocal ledger, lane, queue
+        (ledger, lane), queue = waited_for(num_present, num_waiting), Ends((1, [0]))
+        return fail_allocation(lambda: ledger.collect(queue), n, count=count)
+
+    ledger = lane = queue = None
+    for run in runs(collected):
+        ledger.collect(queue)
+        assert sorted(done.ticket for done in ledger.take_ready()) == list(range(1, 2 + num_waiting)), run.where
+        stats = ledger.stats(0)
+        assert (stats.num_stored, stats.num_pending) == (1 + num_present + num_waiting, 0), run.where
+        lane.check_invariants()
+        assert not lane._pins
