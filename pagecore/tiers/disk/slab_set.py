@@ -105,7 +105,8 @@ def _read_entries(
 ) -> tuple[dict[bytes, int], dict[bytes, bytes], int]:
     """Return the slot of each key, the least recently used first, the entries before them, and the largest number.
 
-    A key that was stored, evicted and stored again may be in two slots; the newer one counts.
+    A key that was stored, evicted and stored again may be in two slots after a crash. The newer one counts; the tables
+    forget the others, so that they do not come back when the newer one is removed.
     """
     parts = [slab.table.used() for slab in slabs]
     slots = np.concatenate([part[0].astype(np.int64) + i * slots_per_file for i, part in enumerate(parts)])
@@ -114,6 +115,9 @@ def _read_entries(
     by_number = by_number[keys[by_number, -1] == lane]
     latest = {keys[i].tobytes(): i for i in by_number.tolist()}
     names, chosen = list(latest), np.fromiter(latest.values(), np.int64)
+    for slot in np.delete(slots, chosen).tolist():
+        number, local = divmod(slot, slots_per_file)
+        slabs[number].table.clear(local)
     order = record.order(lane, slots[chosen], sequences[chosen])
     entries = {names[i]: int(slots[chosen[i]]) for i in order.tolist()}
     links = {names[i]: before[chosen[i]].tobytes() for i in order.tolist()}

@@ -371,6 +371,27 @@ def test_removed_entries_are_gone_now_and_after_the_store_was_opened_again(tmp_p
         assert get(store, range(5), 1).ok.all()
 
 
+def test_an_older_entry_that_a_crash_left_does_not_come_back_after_a_removal(tmp_path):
+    with open_store(tmp_path, slots=4, threads=1) as store:
+        put(store, [0])
+        (slab,) = store.path.glob("*.slab")
+        old = store._lanes[0].entries[keys_of(store, [0]).tobytes()]
+    at = 8192 + 128 * old
+    entry = slab.read_bytes()[at : at + 128]
+    with open_store(tmp_path, slots=4, threads=1) as store:
+        finish(store, store.submit_remove(keys_of(store, [0])))
+        put(store, [0])
+        assert store._lanes[0].entries[keys_of(store, [0]).tobytes()] != old
+    with open(slab, "r+b") as file:
+        file.seek(at)
+        file.write(entry)
+    with open_store(tmp_path, slots=4, threads=1) as store:
+        assert store.num_entries == 1
+        finish(store, store.submit_remove(keys_of(store, [0])))
+    with open_store(tmp_path, slots=4, threads=1) as store:
+        assert store.num_entries == 0
+
+
 def test_removed_entries_that_are_held_or_read_keep_their_slots_until_then(tmp_path):
     is_slow, started, goes_on = threading.Event(), threading.Event(), threading.Event()
 
