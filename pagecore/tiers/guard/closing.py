@@ -12,7 +12,7 @@ CLOSE_SECONDS = 10.0
 
 
 class ClosingStore:
-    """A store that a daemon thread closes.
+    """A store that a daemon thread closes, or the calling thread if the system has no other left.
 
     Parameters
     ----------
@@ -32,11 +32,15 @@ class ClosingStore:
         self._error: Exception | None = None
         self.is_closed = False
         self._thread = threading.Thread(target=self._run, name=f"closing {store.name}", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._run()
 
     def wait(self) -> None:
         """Wait until the store is closed, at most `CLOSE_SECONDS` for one that may write late; raise its error."""
-        self._thread.join(CLOSE_SECONDS if getattr(self.store, "writes_late", False) else None)
+        if self._thread.is_alive():
+            self._thread.join(CLOSE_SECONDS if getattr(self.store, "writes_late", False) else None)
         if self._error is not None:
             raise self._error
 

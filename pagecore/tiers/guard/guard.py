@@ -302,7 +302,10 @@ class Guard(StoreAbilities):
             os.eventfd_read(self._wake)
 
     def _replace_client(self) -> None:
-        """Close the client that lost memory, take the memory back, and open another; failures open the breaker."""
+        """Close the client that lost memory, take the memory back, and open another; failures open the breaker.
+
+        A client that cannot be used is closed, too. The next one is opened when it is.
+        """
         with self._lock:
             retired = self._core.abandon("the store is being reopened", self._clock())
         if retired is not None:
@@ -320,8 +323,7 @@ class Guard(StoreAbilities):
             with self._lock:
                 self._core.breaker.trip(self._clock())
             if store is not None:
-                with suppress(Exception):
-                    store.close()
+                self._closing = [ClosingStore(store, self._destroyed)]
 
     def _wants_reopen(self) -> bool:
         """Return True if the client is to be replaced, and none is being closed."""

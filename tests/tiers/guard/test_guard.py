@@ -642,6 +642,32 @@ def test_a_client_that_cannot_register_the_memory_is_closed_and_replaced(blocks)
         stored(guard, blocks, random_keys(8))
 
 
+def test_a_client_that_cannot_register_the_memory_and_does_not_close_stops_nothing(blocks, monkeypatch):
+    class Unregistered(Closing):
+        def register_memory(self, address, nbytes):
+            raise StoreError("no memory can be locked")
+
+    monkeypatch.setattr(closing, "CLOSE_SECONDS", 0.01)
+    kind = {"verifies": False, "writes_late": True}
+    first, refused = MemoryStore(**kind), Unregistered(**kind)
+    refused.name = "refused"
+    guard = Guard(first, deadline=SOON, budget_bytes=24 * 4096, reopen=lambda: refused)
+    first.inject("load", "hang", 100)
+    wait(guard, guard.submit_load(random_keys(8), blocks.pieces()))
+    limit = time.monotonic() + 20
+    while all(thread.name != "closing refused" for thread in threading.enumerate()):
+        assert time.monotonic() < limit
+        time.sleep(0.001)
+    closer = threading.Thread(target=guard.close)
+    closer.start()
+    closer.join(10)
+    assert (closer.is_alive(), refused.is_closed) == (False, False)
+    refused.may_close.set()
+    while not refused.is_closed:
+        assert time.monotonic() < limit
+        time.sleep(0.001)
+
+
 def test_a_guard_of_a_store_that_cannot_register_the_memory_leaves_nothing():
     class Unregistered(MemoryStore):
         def register_memory(self, address, nbytes):
