@@ -12,7 +12,7 @@ from pagecore.index import Change, RadixTree
 from pagecore.storage import LatentSpec
 from pagecore.storage.checks import shown
 from pagecore.storage.specs.attended import attended_keys
-from pagecore.tiers.events.wire import REMOVED, STORED, Event
+from pagecore.tiers.events.wire import REMOVED, STORED, Event, encodable
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.manager.ledger import Ledger
 from pagecore.tiers.manager.tiers import Tiers
@@ -129,11 +129,6 @@ def extra_keys(change: Change) -> list[list[object] | None]:
     for block, start, end, digest in change.spans:
         keys[block].append([digest if isinstance(digest, bytes) else str(digest), start, end])
     return [each or None for each in keys]
-
-
-def encodable(text: str) -> str:
-    r"""Return a text as UTF-8 can have it: a lone surrogate is spelt as ``\ud800``."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def groups_of(parts: CacheParts) -> tuple[tuple[GroupKind, ...], ...]:

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pagecore.cache.sequences._sequences import token_ids
 from pagecore.errors import PagecoreError
-from pagecore.tiers.events.wire import BlockHash, Event, EventFormatError
+from pagecore.tiers.events.wire import BlockHash, Event, EventFormatError, encodable
 
 # The hash of the block before, the namespace of a first block, the int32 token ids or pairs of them, extra keys.
 Key = tuple[BlockHash | None, str | None, bytes, Hashable]
@@ -88,7 +88,8 @@ class TokenPaths:
         count = len(ids) // block_size
         items = np.stack([ids[:-1], ids[1:]], axis=1) if self._has_pairs else ids
         found: list[BlockHash | None] = []
-        for key in _keys(items, block_size, namespace, extra_keys):
+        name = None if namespace is None else encodable(namespace)
+        for key in _keys(items, block_size, name, extra_keys):
             block = self._blocks.get((found[-1] if found else None, *key))
             if block is None:
                 break

@@ -7,6 +7,7 @@ send events as arrays that begin with the type, and some versions send the paylo
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ STORED, REMOVED, CLEARED = "BlockStored", "BlockRemoved", "AllBlocksCleared"
 COPIES_LEFT = "remaining_copy_counts"
 # Sequence number after the last batch of a replay or snapshot: -1.
 END = b"\xff" * 8
+# A lone surrogate, or the spelling of one.
+SURROGATE = re.compile(r"[\ud800-\udfff]|\\ud[89a-f][0-9a-f]{2}")
 Event = dict[str, Any]
 BlockHash = int | bytes | str
 
@@ -76,6 +79,17 @@ def encoder() -> Callable[[object], bytes]:
 def sequence_bytes(number: int) -> bytes:
     """Return a sequence number as its frame."""
     return number.to_bytes(8, "big")
+
+
+def encodable(name: str) -> str:
+    r"""Return a namespace as UTF-8 can have it; different namespaces stay different.
+
+    A lone surrogate is spelt as ``\ud800``. In a name with a lone surrogate, or with such a spelling, each backslash
+    becomes two.
+    """
+    if not SURROGATE.search(name):
+        return name
+    return name.replace("\\", "\\\\").encode("utf-8", "backslashreplace").decode()
 
 
 def decode_batch(payload: bytes) -> Batch:

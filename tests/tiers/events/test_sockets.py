@@ -354,6 +354,19 @@ def test_a_namespace_that_utf_8_cannot_encode_is_published(namespace):
         assert subscriber.mirror.match(ids(9, 2), namespace=namespace) == 8
 
 
+def test_namespaces_with_and_without_a_surrogate_stay_apart_in_a_mirror_by_tokens():
+    names = ["t\ud800", r"t\ud800", r"t\\ud800", "t\\\ud800", r"t\d", r"t\\d", "t"]
+    for name in names:
+        cache = make()
+        compute(cache, ids(9, 1), namespace=name)
+        with publisher_of(cache) as publisher:
+            mirror = Mirror(by_tokens=True)
+            for number, payload in publisher._batches:
+                mirror.apply(number, decode_batch(payload))
+        found = [mirror.match(ids(9, 1), namespace=other) for other in names]
+        assert found == [8 if other == name else 0 for other in names]
+
+
 @pytest.mark.parametrize("step", ["_publish_state", "thread"])
 def test_a_publisher_that_cannot_start_leaves_the_cache_to_another(step, monkeypatch):
     def fails(*_):
