@@ -21,6 +21,8 @@ from pagecore.tiers.store import Keys, Pieces
 # Payload bytes of one task: a load waits for at most one such task of a store, and a batch spreads over connections.
 TASK_BYTES = 4 << 20
 TASK_KEYS = 1024
+# Signals that a thread raises itself, which a mask would keep from fault handlers and profilers.
+OWN_SIGNALS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGPROF}
 ORDER: tuple[Kind, ...] = ("lookup", "load", "store", "remove")
 
 
@@ -137,7 +139,7 @@ class WorkerStore(RemoteStore):
 
     def _run(self, worker: _Worker) -> None:
         # The main thread handles signals; one that interrupts a receive here would begin its timeout again.
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - OWN_SIGNALS)
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closed or any(self._queues.values()))

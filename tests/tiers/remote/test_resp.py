@@ -345,6 +345,17 @@ def test_the_timeout_of_a_batch_counts_on_through_signals_to_its_thread(resp_ser
         assert "sent nothing for 0.1 s" in wait(store, ticket).error
 
 
+def test_threads_block_all_signals_but_those_of_faults_and_profilers(url):
+    with RespStore(url, fingerprint=fingerprint(), connections=1) as store:
+        assert not wait(store, store.submit_lookup(random_keys(1))).ok.any()
+        with open(f"/proc/self/task/{store._workers[0].thread.native_id}/status") as status:
+            (mask,) = (int(line.split()[1], 16) for line in status if line.startswith("SigBlk"))
+    blocked = {each for each in signal.valid_signals() if mask >> (each - 1) & 1}
+    left = {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGPROF"}
+    never = {signal.SIGKILL, signal.SIGSTOP}
+    assert {signal.Signals(each).name for each in signal.valid_signals() - blocked - never} == left
+
+
 @pytest.mark.parametrize("count", [0, 2])
 def test_a_store_without_threads_for_its_connections_leaves_nothing(url, monkeypatch, count):
     start, started = threading.Thread.start, []
