@@ -6,6 +6,7 @@ import threading
 
 from pagecore.tiers.remote.listing import ListedEntries
 from pagecore.tiers.remote.master import Directory
+from pagecore.tiers.remote.resources import start_thread
 
 # Entries of one request, and the shortest pause between two in seconds: at most 12,800 entries a second.
 KEYS_PER_REQUEST = 256
@@ -20,12 +21,17 @@ class DirectoryWatch:
     Parameters
     ----------
     directory : Directory
-        The thread closes it.
+        The thread closes it; so does a constructor that raises.
     listed : ListedEntries
     prefix : str
         Beginning of the names of entries; the content key in hexadecimal follows.
     seconds : float
         Time of a round; a round of many entries takes longer.
+
+    Raises
+    ------
+    DeviceError
+        The system has no thread left.
     """
 
     def __init__(self, directory: Directory, listed: ListedEntries, prefix: str, seconds: float) -> None:
@@ -33,7 +39,12 @@ class DirectoryWatch:
         self._prefix, self._seconds = prefix, seconds
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pagecore mooncake directory", daemon=True)
-        self._thread.start()
+        try:
+            start_thread(self._thread, "MooncakeStore", "list_seconds")
+        except BaseException:
+            self._closing.set()
+            self._directory.close()
+            raise
 
     def close(self) -> None:
         """End the thread and its connection; a request that runs ends early."""

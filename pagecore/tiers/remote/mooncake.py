@@ -69,6 +69,8 @@ class MooncakeStore(ListingReporter, WorkerStore):
         Mooncake is not installed, an address that does not parse, or `admin` without `list_seconds`.
     StoreError
         The master or its HTTP server does not answer, or the master refuses the client.
+    DeviceError
+        The system has no thread or descriptor left.
     ShapeError
         A number out of range, also `list_seconds` outside 0.001 to 1,000,000.
 
@@ -121,10 +123,19 @@ class MooncakeStore(ListingReporter, WorkerStore):
                 "hostname, metadata and devices"
             )
         self._watch: DirectoryWatch | None = None
-        super().__init__(f"mooncake://{master}", fingerprint, self._connect(), count)
+        try:
+            super().__init__(f"mooncake://{master}", fingerprint, self._connect(), count)
+        except BaseException:
+            if self._client is not None:  # `close` has not run
+                self._client.close()
+            raise
         if seconds is not None:
             self._listed = ListedEntries()
-            self._watch = DirectoryWatch(directory, self._listed, self._prefix, seconds)
+            try:
+                self._watch = DirectoryWatch(directory, self._listed, self._prefix, seconds)
+            except BaseException:
+                self.close()
+                raise
 
     def register_memory(self, address: int, nbytes: int) -> None:
         """Make memory known to the client, as transfers by RDMA require; it must stay until `close`.

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from pagecore.errors import StoreError, UnsupportedOption
 from pagecore.storage.checks import require_int
 from pagecore.tiers import payload
 from pagecore.tiers.remote.listing import ListedEntries, ListingReporter
+from pagecore.tiers.remote.resources import descriptors, start_thread
 from pagecore.tiers.remote.store import Batch, Identity, RemoteStore, checked_identity, checked_timeout
 
 T = TypeVar("T")
@@ -61,6 +62,8 @@ class ObjectStore(ListingReporter, RemoteStore):
         The URL does not parse, an option is unknown, an object is not a fingerprint, or obstore is not installed.
     StoreError
         The store cannot be reached, or refuses the credentials.
+    DeviceError
+        The system has no thread or descriptor left.
     ShapeError
         `concurrency` is not a positive integer, or `timeout` or `list_seconds` is not between 0.001 and 1,000,000
         seconds.
@@ -88,11 +91,16 @@ class ObjectStore(ListingReporter, RemoteStore):
         super().__init__(name, fingerprint)
         self._copies = ThreadPoolExecutor(2, thread_name_prefix=f"pagecore {self.name} copies")
         self._requests: dict[Batch, list[asyncio.Task[bool]]] = {}
-        self._loop = asyncio.new_event_loop()
         self._reads = asyncio.Semaphore(count)
         self._writes = asyncio.Semaphore(max(1, count // 4))
-        self._thread = threading.Thread(target=self._loop.run_forever, name=f"pagecore {self.name}", daemon=True)
-        self._thread.start()
+        with ExitStack() as made:
+            made.callback(self._completions.close)
+            with descriptors(name):
+                self._loop = asyncio.new_event_loop()
+            made.callback(self._loop.close)
+            self._thread = threading.Thread(target=self._loop.run_forever, name=f"pagecore {name}", daemon=True)
+            start_thread(self._thread, name, "its requests")
+            made.pop_all()
         if self._listed is not None:
             self._run(self._list_again_and_again(self._listed))
 

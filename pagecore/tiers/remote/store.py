@@ -15,6 +15,7 @@ from pagecore.errors import ShapeError, StoreError, UnsupportedOption
 from pagecore.storage.checks import as_float, shown
 from pagecore.tiers.arguments import checked_keys, checked_pieces
 from pagecore.tiers.completions import Completions
+from pagecore.tiers.remote.resources import descriptors
 from pagecore.tiers.store import Done, Keys, Medium, Pieces, StoreStats
 
 Kind = Literal["lookup", "load", "store", "remove"]
@@ -93,7 +94,8 @@ class RemoteStore(ABC):
         self.name = name
         self.fingerprint = fingerprint
         self._payload_bytes = np.array(fingerprint.payload_bytes, np.uint64)
-        self._completions = Completions()
+        with descriptors(name):
+            self._completions = Completions()
         self._batches: dict[int, Batch] = {}
         self._counts: Counter[str] = Counter()
         self._is_closed = False

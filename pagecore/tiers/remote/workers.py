@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.errors import DeviceError
+from pagecore.tiers.remote.resources import start_thread
 from pagecore.tiers.remote.store import Batch, Identity, Kind, RemoteStore
 from pagecore.tiers.store import Keys, Pieces
 
@@ -91,14 +91,10 @@ class WorkerStore(RemoteStore):
                 thread = threading.Thread(
                     target=self._run, args=(worker,), name=f"pagecore {name} {index}", daemon=True
                 )
-                thread.start()
+                start_thread(thread, name, "a connection", "use fewer, or raise the limit of processes")
                 worker.thread = thread
-        except BaseException as error:
+        except BaseException:
             self.close()
-            if isinstance(error, RuntimeError):
-                raise DeviceError(
-                    f"{name} has no thread for a connection: {error}; use fewer, or raise the limit of processes"
-                ) from None
             raise
 
     @abstractmethod

@@ -9,12 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from pagecore.errors import ShapeError, StoreError, UnsupportedOption
+from pagecore.errors import DeviceError, ShapeError, StoreError, UnsupportedOption
 from pagecore.tiers.guard import Deadline, Guard, closing
+from pagecore.tiers.remote import mooncake
 from pagecore.tiers.remote.mooncake import MooncakeStore
 from pagecore.tiers.store import BlockStore
 from tests.capabilities import require
 from tests.tiers.blocks import Blocks, random_keys, wait, wait_all
+from tests.tiers.leaks import no_threads_left
 from tests.tiers.remote.contract import NBYTES, fingerprint
 
 SEGMENT = 64 << 20
@@ -269,3 +271,33 @@ def test_a_dead_master_is_a_failed_batch_and_close_leaves_no_thread(private_mast
     with pytest.raises(StoreError, match="closed"):
         store.submit_lookup(keys)
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("lack", ["thread", "descriptor"])
+def test_a_store_that_lacks_a_thread_or_descriptor_leaves_the_cluster(master, monkeypatch, lack):
+    def fails(*given):
+        if lack == "descriptor":
+            raise OSError(24, "Too many open files")
+        if given[0].name == "pagecore mooncake directory":
+            raise RuntimeError("can't start new thread")
+        start(*given)
+
+    class Client:
+        """A client whose methods succeed, and which notes that it was closed."""
+
+        is_closed = False
+
+        def setup(self, *_):
+            return 0
+
+        def close(self):
+            self.is_closed = True
+
+    client, start = Client(), threading.Thread.start
+    monkeypatch.setattr(mooncake, "_client", lambda: client)
+    monkeypatch.setattr(mooncake.Directory, "check", lambda _: None)
+    with no_threads_left(), monkeypatch.context() as patch:
+        patch.setattr(*((threading.Thread, "start") if lack == "thread" else (os, "eventfd")), fails)
+        with pytest.raises(DeviceError, match=f"has no {lack}"):
+            MooncakeStore(master, fingerprint=fingerprint(), list_seconds=1.0)
+    assert client.is_closed

@@ -11,11 +11,12 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from pagecore.errors import ShapeError, StoreError, UnsupportedOption
+from pagecore.errors import DeviceError, ShapeError, StoreError, UnsupportedOption
 from pagecore.tiers.remote import objects
 from pagecore.tiers.remote.listing import ListedEntries
 from pagecore.tiers.remote.objects import ObjectStore
 from tests.tiers.blocks import Blocks, random_keys, wait
+from tests.tiers.leaks import nothing_left
 from tests.tiers.remote.contract import LARGE, Contract, fingerprint
 from tests.tiers.remote.fake_gcs import fake_gcs
 from tests.together import together
@@ -371,3 +372,19 @@ def test_a_listing_reports_nothing_that_a_batch_has_touched():
 def test_seconds_between_listings_are_checked(seconds):
     with pytest.raises(ShapeError, match=r"list_seconds is .*; give seconds from 0.001 to 1000000"):
         ObjectStore("memory:///", fingerprint=fingerprint(), list_seconds=seconds)
+
+
+@pytest.mark.parametrize("lack", ["thread", "descriptor"])
+def test_a_store_that_lacks_a_thread_or_descriptor_leaves_nothing(monkeypatch, lack):
+    def fails(*_):
+        raise RuntimeError("can't start new thread") if lack == "thread" else OSError(24, "Too many open files")
+
+    ObjectStore("memory:///", fingerprint=fingerprint()).close()  # the descriptors that stay
+    with nothing_left():
+        if lack == "thread":
+            monkeypatch.setattr(threading.Thread, "start", fails)
+        else:
+            monkeypatch.setattr(objects.asyncio, "new_event_loop", fails)
+        with pytest.raises(DeviceError, match=f"has no {lack}"):
+            ObjectStore("memory:///", fingerprint=fingerprint())
+        monkeypatch.undo()

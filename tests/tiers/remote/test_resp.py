@@ -1,5 +1,7 @@
 """RespStore over real servers, Redis and Valkey."""
 
+import errno
+import os
 import signal
 import socket
 import ssl
@@ -372,6 +374,25 @@ def test_a_store_without_threads_for_its_connections_leaves_nothing(url, monkeyp
             RespStore(url, fingerprint=fingerprint(), connections=4)
         monkeypatch.undo()
     assert len(started) == count
+
+
+@pytest.mark.parametrize("lack", ["thread", "descriptor"])
+def test_a_store_that_lacks_a_thread_or_descriptor_for_its_evictions_leaves_nothing(private_resp, monkeypatch, lack):
+    assert command(private_resp.url, b"CONFIG", b"SET", b"notify-keyspace-events", b"Egex") == b"+OK"
+    start = threading.Thread.start
+
+    def fails(*given):
+        if lack == "descriptor":
+            raise OSError(errno.EMFILE, "Too many open files")
+        if given[0].name.endswith("evictions"):
+            raise RuntimeError("can't start new thread")
+        start(*given)
+
+    with nothing_left():
+        monkeypatch.setattr(*((threading.Thread, "start") if lack == "thread" else (os, "eventfd")), fails)
+        with pytest.raises(DeviceError, match=f"has no {lack}"):
+            RespStore(private_resp.url, fingerprint=fingerprint(), watch_evictions=True)
+        monkeypatch.undo()
 
 
 def test_a_value_of_another_type_is_an_error_and_keeps_the_connection(url):

@@ -58,7 +58,7 @@ class RespStore(WorkerStore):
         No server answers, it does not speak RESP2, it refuses user, password or database, or it does not announce
         what `watch_evictions` listens for.
     DeviceError
-        The system has no thread left for a connection.
+        The system has no thread left for a connection, or no descriptor.
     ShapeError
         `connections` or `ttl` is not a positive integer, or `timeout` is not between 0.001 and 1,000,000 seconds.
 
@@ -90,13 +90,15 @@ class RespStore(WorkerStore):
         first = self._connect()
         first.open()
         self._watch: EvictionWatch | None = None
-        if watches:
-            try:
+        try:
+            if watches:
                 self._watch = EvictionWatch(self._new_connection, self._address.database, self._prefix)
-            except BaseException:
-                first.close()
-                raise
-        super().__init__(self._address.name, fingerprint, first, count)
+            super().__init__(self._address.name, fingerprint, first, count)
+        except BaseException:
+            first.close()
+            if self._watch is not None:
+                self._watch.close()
+            raise
 
     # ---- EvictionReporter ----
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from pagecore.errors import StoreError
 from pagecore.tiers.remote.gone import GoneKeys
+from pagecore.tiers.remote.resources import start_thread
 from pagecore.tiers.remote.resp.connection import ProtocolError, RespConnection, encode
 from pagecore.tiers.store import KEY_BYTES
 
@@ -36,6 +37,8 @@ class EvictionWatch:
     ------
     StoreError
         No server answers, or it does not announce all three events.
+    DeviceError
+        The system has no thread left.
 
     Notes
     -----
@@ -49,14 +52,17 @@ class EvictionWatch:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._connection = connect()
+        name = self._connection.address.name
+        self._thread = threading.Thread(target=self._run, name=f"pagecore {name} evictions", daemon=True)
         try:
             self._subscribe()
+            start_thread(
+                self._thread, name, "its evictions", "leave watch_evictions out, or raise the limit of processes"
+            )
         except BaseException:
+            self._closing.set()
             self._connection.close()
             raise
-        name = f"pagecore {self._connection.address.name} evictions"
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
 
     def take(self) -> list[bytes]:
         """Return the keys that the server has evicted since the last call."""
