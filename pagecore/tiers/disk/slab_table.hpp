@@ -7,7 +7,7 @@
 //
 // I1: an entry of the copy is either zeros or valid: its sum fits its bytes, its slot and the slab.
 // I2: the copy of a slot changes only in open(), publish(), erase() and clear().
-// I3: a unit that is not stale is in the file as in the copy, but for what a crash loses.
+// I3: a unit that is not stale has no valid entry in the file that the copy lacks, but for what a crash brings back.
 // Threads: every call takes mutex_; publish() and erase() write while they hold it, so that units reach the file in the
 // order of their contents.
 #pragma once
