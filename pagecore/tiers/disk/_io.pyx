@@ -258,7 +258,8 @@ Native threads that load and store payloads; loads go first.
         ticket : int
             Number of the batch, which `poll` returns.
         operations : list of (SlabTable, slot, key, address, nbytes)
-            The key is bytes; the memory belongs to the queue until the batch ends.
+            The key is bytes; the memory belongs to the queue until the batch ends. The list is emptied once the queue
+            has the batch, so that a caller knows it after an interrupt, too.
 
         Raises
         ------
@@ -273,6 +274,7 @@ Native threads that load and store payloads; loads go first.
         job.reset(<Job*> new LoadJob(ticket, batch.transfers, batch.tables))
         with nogil:
             self.native.get().submit(move(job))
+        operations.clear()
 
     def submit_store(self, uint64_t ticket, list operations, uint64_t sequence, list before):
         """Write payloads, and afterwards their entries; see `submit_load`.
@@ -295,6 +297,7 @@ Native threads that load and store payloads; loads go first.
         job.reset(<Job*> new StoreJob(ticket, batch.transfers, batch.places, batch.tables))
         with nogil:
             self.native.get().submit(move(job))
+        operations.clear()
 
     def submit_erase(self, uint64_t ticket, list places):
         """Forget slots, in the file too; each is listed once.
@@ -303,6 +306,7 @@ Native threads that load and store payloads; loads go first.
         ----------
         ticket : int
         places : list of (SlabTable, slot)
+            It is emptied as `operations` of `submit_load`.
 
         Raises
         ------
@@ -323,6 +327,7 @@ Native threads that load and store payloads; loads go first.
         job.reset(<Job*> new EraseJob(ticket, erased, tables))
         with nogil:
             self.native.get().submit(move(job))
+        places.clear()
 
     def poll(self, list found=None):
         """Return ``(ticket, errors)`` of the batches that ended: 0 or an errno for each payload or erased slot.

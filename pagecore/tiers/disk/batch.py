@@ -14,6 +14,9 @@ from pagecore.tiers.disk._io import UNIT
 from pagecore.tiers.keys.fingerprint import Fingerprint
 from pagecore.tiers.store import KEY_BYTES, Done, Keys, Pieces
 
+# In place of the position of a transfer whose entry is not pinned yet.
+NOT_TAKEN = -1
+
 
 @dataclass(slots=True)
 class Batch:
@@ -27,15 +30,18 @@ class Batch:
     ok : list of bool
         Results so far.
     places : list of int
-        Position in `keys` of each transfer of the queue.
+        Position in `keys` of each transfer of the queue. While a submission takes what a transfer needs: of a store its
+        position, which may not have a slot; of another batch `NOT_TAKEN`.
     present : list of bytes
-        Keys of a store that were there already. They are pinned until the batch ends, so that it does not evict them.
+        Keys of a store that were there already. They are pinned until the batch ends, so that it does not evict them;
+        an empty key is not pinned yet.
     num_unpinned : int
         Keys of `present`, from the last one on, whose pins have ended.
     has_ended : bool
-        The caller gets, or got, the result.
+        The caller gets the result, or the batch was given back.
     num_settled : int
-        Transfers, in the order of `places`, whose ends were taken into account.
+        Transfers, in the order of `places`, whose ends were taken into account, or which were given back; keys of a
+        lookup that were given back.
     num_shared : int
         Keys that other batches are writing.
     error : str or None

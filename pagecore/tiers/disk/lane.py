@@ -104,18 +104,20 @@ class Lane:
         victim = None if self._free else self._order.first(kept=before)
         if victim is None and not self._free:
             return None
-        self.writing[key] = -1  # room for the slot
-        slot = None
+        slot = self._free[0] if victim is None else self.entries[victim]
         try:
+            self.writing[key] = slot
             if before is not None:
                 self._order.link(key, before)
-            slot = self._free.popleft() if victim is None else self._evict(victim)
-        finally:
-            if slot is None:
-                del self.writing[key]
-                self._order.unlink(key)
+            if victim is None:
+                self._free.popleft()
             else:
-                self.writing[key] = slot
+                self._evict(victim)
+        except BaseException:
+            if victim in self.entries or (self._free and self._free[0] == slot):
+                self.writing.pop(key, None)
+                self._order.unlink(key)
+            raise
         return slot
 
     def publish(self, key: bytes) -> None:
@@ -131,7 +133,7 @@ class Lane:
             self._evicted.pop(key, None)
 
     def abandon(self, key: bytes) -> None:
-        """Free the slot of a key that was not written; a key without one is ignored.
+        """Free the slot of a key that was not written; one that is not being written is ignored.
 
         The slot is reused last, because its sectors may be bad.
         """
@@ -204,8 +206,8 @@ class Lane:
     def _has(self, key: bytes) -> bool:
         return key in self.entries or key in self.writing
 
-    def _evict(self, victim: bytes) -> int:
-        """Forget an entry that `EvictionOrder.first` returned; return its slot."""
+    def _evict(self, victim: bytes) -> None:
+        """Forget an entry that `EvictionOrder.first` returned."""
         self._note_evicted(victim)
         try:
             self._order.unlink(victim)
@@ -213,7 +215,7 @@ class Lane:
             self._unnote_evicted(victim)
             raise
         self._order.discard(victim)
-        return self.entries.pop(victim)
+        del self.entries[victim]
 
     def _note_evicted(self, key: bytes) -> None:
         if self._evicted is not None:

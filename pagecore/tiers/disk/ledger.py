@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from pagecore.tiers.disk._io import IoQueue
-from pagecore.tiers.disk.batch import Batch
+from pagecore.tiers.disk.batch import NOT_TAKEN, Batch
 from pagecore.tiers.disk.slab_set import SlabSet
 from pagecore.tiers.store import Done, StoreStats
 
@@ -35,6 +35,7 @@ class Ledger:
         # Batches that store a key which another batch is writing, and the place of the key in them.
         self._waiting: dict[bytes, list[tuple[Batch, int]]] = {}
         self._ready: list[Done] = []
+        self._to_give_back: Batch | None = None
         self._counts: Counter[str] = Counter()
 
     @property
@@ -53,17 +54,17 @@ class Ledger:
         for key, place in shared:
             self._waiting.setdefault(key, []).append((batch, place))
 
-    def forget(self, batch: Batch) -> None:
-        """Remove a batch that was not submitted."""
-        self._pending.pop(batch.ticket, None)
-        for key in batch.keys:
-            waiting = self._waiting.get(key, [])
-            for at in reversed(range(len(waiting))):
-                if waiting[at][0] is batch:
-                    del waiting[at]
-            if not waiting:
-                self._waiting.pop(key, None)
-        self._unpin_present(batch)
+    def is_pending(self, batch: Batch) -> bool:
+        """Return True from `begin` of a batch until its end."""
+        return batch.ticket in self._pending
+
+    def give_back(self, batch: Batch) -> None:
+        """Undo what a batch that was not submitted has taken, now or, if that lacks memory, in the next `collect`."""
+        self._to_give_back = batch
+        try:
+            self._give_back()
+        except MemoryError:  # `suppress` would need memory, too
+            return
 
     def end(self, batch: Batch) -> int:
         """End a batch, once; return its ticket."""
@@ -78,6 +79,7 @@ class Ledger:
 
     def collect(self, queue: IoQueue) -> None:
         """Publish, free or drop the entries of batches that the queue has ended, and end the batches."""
+        self._give_back()
         queue.poll(self._ended)
         while self._ended:
             ticket, errors = self._ended[0]
@@ -131,11 +133,43 @@ class Ledger:
         else:
             lane.abandon(key)
 
+    def _give_back(self) -> None:
+        """Undo what the batch in `_to_give_back` has taken: each step is counted, so that none is repeated."""
+        batch = self._to_give_back
+        if batch is None:
+            return
+        if not batch.has_ended:
+            num_taken = len(batch.keys) if batch.kind == "lookup" else len(batch.places)
+            while batch.num_settled < num_taken:
+                following = batch.num_settled + 1
+                self._give_back_one(batch, batch.num_settled)
+                batch.num_settled = following
+            self._unpin_present(batch)
+            batch.has_ended = True  # for a key that it shares, which another batch writes
+        self._pending.pop(batch.ticket, None)
+        self._to_give_back = None
+
+    def _give_back_one(self, batch: Batch, at: int) -> None:
+        """Undo what one key of a lookup, or one transfer of another batch, has taken."""
+        if batch.kind == "lookup":
+            key = batch.keys[at]
+            if batch.ok[at]:
+                self._lanes[key[-1]].unhold(key)
+            return
+        place = batch.places[at]
+        key = batch.keys[place]
+        if batch.kind == "store":
+            self._lanes[key[-1]].abandon(key)
+            self._waiting.pop(key, None)
+        elif place != NOT_TAKEN:
+            self._lanes[key[-1]].unpin(key)
+
     def _unpin_present(self, batch: Batch) -> None:
         while batch.num_unpinned < len(batch.present):
             following = batch.num_unpinned + 1
             key = batch.present[-following]
-            self._lanes[key[-1]].unpin(key)
+            if key:
+                self._lanes[key[-1]].unpin(key)
             batch.num_unpinned = following
 
     def _counted(self, batch: Batch) -> Counter[str]:

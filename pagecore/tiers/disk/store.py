@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
-from typing import Any, SupportsFloat, TypeVar
+from typing import SupportsFloat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pagecore.errors import UnsupportedOption
 from pagecore.storage.checks import require_int, shown
 from pagecore.tiers.disk._io import IoQueue, SlabTable
-from pagecore.tiers.disk.batch import Batch, split_before, split_keys, split_pieces
+from pagecore.tiers.disk.batch import NOT_TAKEN, Batch, split_before, split_keys, split_pieces
 from pagecore.tiers.disk.folder import checked_folder
 from pagecore.tiers.disk.ledger import Ledger
 from pagecore.tiers.disk.plan import plan_slabs
@@ -25,8 +25,6 @@ from pagecore.tiers.disk.slab_set import SlabSet
 from pagecore.tiers.keys.fingerprint import Fingerprint
 from pagecore.tiers.store import KEY_BYTES, Done, Keys, Medium, Pieces, StoreStats
 
-T = TypeVar("T")
-R = TypeVar("R")
 Operation = tuple[SlabTable, int, bytes, int, int]
 
 # Stores that are open in this process; a child of os.fork() closes its copies of their files.
@@ -157,9 +155,7 @@ class DiskStore:
                     batch.ok[i] = self._lanes[key[-1]].hold(key)
                 return self._ledger.end(batch)
             except BaseException:
-                for key, is_held in zip(wanted, batch.ok, strict=True):
-                    if is_held:
-                        self._lanes[key[-1]].unhold(key)
+                self._ledger.give_back(batch)
                 raise
 
     def submit_load(self, keys: Keys, pieces: Pieces) -> int:
@@ -190,16 +186,19 @@ class DiskStore:
                     lane = self._lanes[key[-1]]
                     if key not in lane.entries:
                         lane.unhold(key)
-                    elif (slot := _listed(batch.places, i, lane.pin_for_load, key)) is not None:
-                        operations.append((*self._slabs.place(key[-1], slot), key, *targets[i]))
+                        continue
+                    batch.places.append(NOT_TAKEN)
+                    slot = lane.pin_for_load(key)
+                    batch.places[-1] = i
+                    assert slot is not None
+                    operations.append((*self._slabs.place(key[-1], slot), key, *targets[i]))
                 _end_first(batch, operations)
                 if not operations:
                     return self._ledger.end(batch)
-                submit = partial(self._queue.submit_load, batch.ticket, operations)
+                return self._sent(batch, partial(self._queue.submit_load, batch.ticket, operations))
             except BaseException:
-                self._undo(batch)
+                self._undo(batch, operations)
                 raise
-            return self._sent(batch, submit)
 
     def submit_store(self, keys: Keys, pieces: Pieces, *, before: Keys | None = None) -> int:
         """Write entries; return a ticket.
@@ -239,8 +238,10 @@ class DiskStore:
                     elif key in lane.writing:
                         shared.append((key, i))
                     else:
-                        slot = _listed(batch.places, i, lane.take, key, links[i])
+                        batch.places.append(i)
+                        slot = lane.take(key, links[i])
                         if slot is None:
+                            del batch.places[-1]
                             batch.full = batch.full or f"lane {key[-1]} has no slot that may be evicted for an entry"
                         else:
                             operations.append((*self._slabs.place(key[-1], slot), key, *sources[i]))
@@ -251,10 +252,10 @@ class DiskStore:
                 previous = [links[i] for i in batch.places]
                 submit = partial(self._queue.submit_store, batch.ticket, operations, self._sequence, previous)
                 self._sequence += len(operations)
+                return self._sent(batch, submit if operations else None, shared)
             except BaseException:
-                self._undo(batch)
+                self._undo(batch, operations)
                 raise
-            return self._sent(batch, submit if operations else None, shared)
 
     def submit_remove(self, keys: Keys) -> int:
         """Delete entries, held ones too; return a ticket.
@@ -280,7 +281,11 @@ class DiskStore:
             try:
                 for i, key in enumerate(wanted):
                     lane = self._lanes[key[-1]]
-                    if key in lane.entries and (slot := _listed(batch.places, i, lane.remove, key)) is not None:
+                    if key in lane.entries:
+                        batch.places.append(NOT_TAKEN)
+                        slot = lane.remove(key)
+                        batch.places[-1] = i
+                        assert slot is not None
                         erased.append(self._slabs.place(key[-1], slot))
                     elif key in lane.writing:
                         batch.fail("another batch is writing an entry; wait for its end")
@@ -288,11 +293,10 @@ class DiskStore:
                         batch.ok[i] = True
                 if not erased:
                     return self._ledger.end(batch)
-                submit = partial(self._queue.submit_erase, batch.ticket, erased)
+                return self._sent(batch, partial(self._queue.submit_erase, batch.ticket, erased))
             except BaseException:
-                self._undo(batch)
+                self._undo(batch, erased)
                 raise
-            return self._sent(batch, submit)
 
     def unlock(self, keys: Keys) -> None:
         """Release the holds of a lookup; keys without a hold are ignored."""
@@ -460,29 +464,21 @@ class DiskStore:
         for key in batch.keys:
             lane = self._lanes[key[-1]]
             if key in lane.entries:
-                _listed(batch.present, key, lane.pin, key)
+                batch.present.append(b"")
+                lane.pin(key)
+                batch.present[-1] = key
 
     def _sent(self, batch: Batch, submit: Callable[[], object] | None, shared: Iterable[tuple[bytes, int]] = ()) -> int:
-        """Add a batch to the ledger and hand its transfers to the queue; return its ticket, or undo it."""
-        try:
-            self._ledger.begin(batch, shared)
-            if submit is not None:
-                submit()
-        except Exception:  # after an interrupt the queue may have the batch, which then ends as any other
-            self._undo(batch)
-            raise
+        """Add a batch to the ledger and hand its transfers to the queue; return its ticket."""
+        self._ledger.begin(batch, shared)
+        if submit is not None:
+            submit()
         return batch.ticket
 
-    def _undo(self, batch: Batch) -> None:
-        """Give back what a batch has taken in the lanes and the ledger."""
-        self._ledger.forget(batch)
-        for i in batch.places:
-            key = batch.keys[i]
-            lane = self._lanes[key[-1]]
-            if batch.kind == "store":
-                lane.abandon(key)
-            else:
-                lane.unpin(key)
+    def _undo(self, batch: Batch, operations: Sized) -> None:
+        """Give back what a batch has taken, unless the queue has it, which has emptied `operations` then."""
+        if not (self._ledger.is_pending(batch) and batch.places and not operations):
+            self._ledger.give_back(batch)
 
     def _is_foreign(self) -> bool:
         return os.getpid() != self._pid
@@ -494,19 +490,6 @@ class DiskStore:
         """Close the descriptors that a child of fork() inherited; its parent keeps its own."""
         self._slabs.close()
         os.close(self._queue.fileno())
-
-
-def _listed(taken: list[T], item: T, take: Callable[..., R], *arguments: Any) -> R:
-    """Call a method that takes something, and list what it took; neither is done if the method raises or refuses."""
-    taken.append(item)
-    try:
-        result = take(*arguments)
-    except BaseException:
-        del taken[-1]
-        raise
-    if result is None or result is False:
-        del taken[-1]
-    return result
 
 
 def _end_first(batch: Batch, operations: list[Operation]) -> None:

@@ -10,7 +10,7 @@ from pagecore.tiers.disk.batch import Batch
 from pagecore.tiers.disk.lane import Lane
 from pagecore.tiers.disk.ledger import Ledger
 from tests.cache.verdicts import wrong_error
-from tests.faults import fail_allocation, is_full, runs
+from tests.faults import PAGECORE, fail_allocation, is_full, raise_at, runs
 from tests.tiers.disk.kit import FileOps, Memory, finish, get, keys_of, look, open_store, put
 
 TABLE, SLOT = 8192 + 4096, 8192
@@ -106,14 +106,15 @@ def test_a_poll_without_memory_is_made_up_for_by_the_next(tmp_path_factory):
         ("submit_remove", [0, 1, 9]),
     ],
 )
-def test_a_submission_without_memory_takes_nothing(tmp_path_factory, name, numbers):
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_submission_without_memory_takes_nothing(tmp_path_factory, name, numbers, count):
     def submitted(n):
         nonlocal filled
-        filled = Filled(tmp_path_factory.mktemp("submit"))
-        return fail_allocation(filled.submit(name, numbers), n)
+        filled = filled or Filled(tmp_path_factory.mktemp("submit"))
+        return fail_allocation(filled.submit(name, numbers), n, count=count)
 
-    filled = None
-    for run in runs(submitted, stride=STRIDE):
+    filled, changes = None, name == "submit_store"  # it may evict an entry and fail then
+    for run in runs(submitted, stride=STRIDE if changes else 1 if is_full() else 3):
         assert not wrong_error(run, may_lack_memory=True)
         store = filled.store
         while filled.tickets:
@@ -124,7 +125,24 @@ def test_a_submission_without_memory_takes_nothing(tmp_path_factory, name, numbe
         assert store.stats().num_pending == 0
         store.unlock(keys_of(store, numbers))
         assert not any(lane._pins or lane.writing for lane in store._lanes), run.where
-        assert put(store, range(20, 30)).ok.sum() == 8
+        if run.finished or changes:
+            assert put(store, range(20, 30)).ok.sum() == 8
+            store.close()
+            filled = None
+
+
+def test_an_interrupted_store_leaves_no_slot_and_no_batch(tmp_path_factory):
+    def submitted(n):
+        nonlocal filled
+        filled = Filled(tmp_path_factory.mktemp("interrupt"))
+        return raise_at(filled.submit("submit_store", [6, 7, 8]), n, PAGECORE / "tiers" / "disk")
+
+    filled = None
+    for run in runs(submitted, stride=1 if is_full() else 7):
+        store = filled.store
+        assert store.drain(20)
+        store.poll()
+        assert (store.stats().num_pending, len(store._lanes[0].writing)) == (0, 0), run.where
         store.close()
 
 
