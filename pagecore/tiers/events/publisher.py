@@ -142,6 +142,7 @@ class EventPublisher:
         self._stats = EventStats()
         self._mutex = threading.Lock()  # of batches, statistics and the PUB socket
         self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._is_behind = False  # changes were taken and not sent
         self._sockets: list[Any] = []
@@ -203,8 +204,7 @@ class EventPublisher:
             return
         self._closing.set()
         try:
-            self._wake_out.send(b"")
-            self._thread.join()
+            self._end_thread()
             if self._error is None:
                 with self._mutex:
                     self._publish()
@@ -212,11 +212,20 @@ class EventPublisher:
             self._release()
 
     def _release(self) -> None:
-        """End the journals, so that the cache can have another publisher, and close the sockets."""
-        with Held(self._lock):
-            for source in self._sources:
-                source.tree.stop_journal()
-        self._close_sockets()
+        """End the thread and the journals, so that the cache can have another publisher, and close the sockets."""
+        self._end_thread()
+        with self._mutex:
+            with Held(self._lock):
+                for source in self._sources:
+                    source.tree.stop_journal()
+            self._close_sockets()
+
+    def _end_thread(self) -> None:
+        """Wait until the thread, which uses the sockets, has ended; again after an interrupt."""
+        self._closing.set()
+        if self._thread is not None and self._thread.is_alive():
+            self._wake_out.send(b"")
+            self._thread.join()
 
     def __enter__(self) -> Self:
         return self

@@ -9,6 +9,7 @@ import pytest
 from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
 from pagecore.index import RadixTree, chain_hashes
 from tests.capabilities import require
+from tests.faults import Interrupt
 from tests.tiers.events.following import compute, contents, ids, make, state_of, tree_of
 
 zmq = require("zmq")
@@ -396,6 +397,24 @@ def test_a_close_whose_last_batch_fails_leaves_the_cache_to_another_publisher():
         publisher.close()
     with publisher_of(cache) as publisher:
         assert change(cache, publisher, 2) == 1
+
+
+def test_an_interrupted_close_waits_for_the_thread_before_it_closes_the_sockets(monkeypatch):
+    join, interrupts = threading.Thread.join, [Interrupt]
+
+    def interrupted(thread, timeout=None):
+        if interrupts:
+            raise interrupts.pop()
+        join(thread, timeout)
+
+    cache = make()
+    publisher = publisher_of(cache)
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    with pytest.raises(Interrupt):
+        publisher.close()
+    assert (publisher._thread.is_alive(), publisher._error) == (False, None)
+    with publisher_of(cache) as publisher:
+        assert change(cache, publisher, 1) == 1
 
 
 @pytest.mark.parametrize("frames", [[b"x"], [b"12345678", b"y"][::-1], [b"", b"1234567", b"z"]])
