@@ -100,6 +100,17 @@ def test_decoders_of_the_kin_of_bert(model_type, is_varied):
     assert count_parameters(config.to_dict()).total == sum(each.numel() for each in model.parameters())
 
 
+def test_null_is_the_first_two_layers_without_experts_in_flint():
+    flint = {"model_type": "flint", "hidden_size": 8, "intermediate_size": 48, "moe_intermediate_size": 16}
+    flint |= {"num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4}
+    flint |= {"vocab_size": 11, "num_experts": 3, "shared_expert_intermediate_size": 24}
+    listed = [count_parameters(flint | {"mlp_only_layers": layers}).total for layers in ([], [0, 1])]
+    dense, sparse = 3 * 8 * 48, 8 * 3 + 3 * 3 * 8 * 16 + 3 * 8 * 24
+    assert listed[0] - listed[1] == 2 * (sparse - dense)
+    assert count_parameters(flint | {"mlp_only_layers": None}).total == listed[1]
+    assert count_parameters(flint).total == listed[1]
+
+
 def test_published_sizes():
     bert = {"model_type": "bert", "is_decoder": True, "hidden_size": 768, "num_hidden_layers": 12}
     bert |= {"num_attention_heads": 12, "intermediate_size": 3072, "vocab_size": 30522, "type_vocab_size": 2}

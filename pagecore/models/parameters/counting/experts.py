@@ -50,7 +50,8 @@ def has_experts(fields: Fields, experts: Experts | None, layer: int) -> bool:
             (layer + 1) % fields.integer("moe_layer_interval") == 0 and first <= layer and (last < 0 or layer <= last)
         )
     if experts.rule == "step":
-        without = _layer_numbers(fields, "mlp_only_layers") or ()
+        listed = _layer_numbers(fields, "mlp_only_layers")
+        without = experts.unlisted if listed is None else listed
         return layer not in without and (layer + 1) % fields.integer("decoder_sparse_step") == 0
     if experts.rule == "period":
         return layer % fields.integer("expert_layer_period") == fields.integer("expert_layer_offset", min=0)

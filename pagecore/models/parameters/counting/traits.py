@@ -30,6 +30,8 @@ class Experts:
         "period" (Jamba), "interleaved" (Llama 4), "range" (Ernie) or "numbered" (Step, or "after").
     dense : str
         Field with the number of first layers without experts, for the rule "after".
+    unlisted : tuple of int
+        Layers without experts for the rule "step" if `mlp_only_layers` is null or missing.
     last : str
         Field with the number of the last layer with experts, for the rule "after"; "" if all later layers have them.
     has_shared_gate, has_biases, has_norm, has_output_bias : bool
@@ -53,6 +55,7 @@ class Experts:
     shared: str = ""
     rule: str = "every"
     dense: str = "first_k_dense_replace"
+    unlisted: tuple[int, ...] = ()
     last: str = ""
     has_shared_gate: bool = False
     has_biases: bool = False

@@ -96,8 +96,8 @@ SLIDING_WINDOWS: Mapping[str, Traits] = {
     ),
     "flint": biased_traits(
         qk_norm="head",
-        experts=Experts(shared="shared_expert_intermediate_size", rule="step"),
-        defaults={"mlp_only_layers": (0, 1), "decoder_sparse_step": 1, "shared_expert_intermediate_size": 1024},
+        experts=Experts(shared="shared_expert_intermediate_size", rule="step", unlisted=(0, 1)),
+        defaults={"decoder_sparse_step": 1, "shared_expert_intermediate_size": 1024},
     ),
     "gemma2": GEMMA_2,
     "gemma3_text": GEMMA_3,
