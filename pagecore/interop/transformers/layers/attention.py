@@ -21,7 +21,6 @@ from pagecore.interop.transformers.passes.forward import Forward
 
 _STORED_KEYS = "_pagecore_stored_keys"
 _REFUSAL = "_pagecore_refusal"
-_NOT_PASSED: Any = object()  # the window of a model that leaves it to its masks
 # Further options that change the result of attention in some models; paged attention does not implement them.
 _UNSUPPORTED = (
     *("head_mask", "sinks", "indices", "block_indices"),
@@ -85,11 +84,13 @@ def _attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     softcap: float | None = None,
-    sliding_window: int | None = _NOT_PASSED,
     s_aux: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Return outputs [batch, tokens, heads, dim] of queries [batch, heads, tokens, dim] over keys in the cache."""
+    # A model that does not pass sliding_window leaves the window of a layer to its masks.
+    window_of_module = None if "sliding_window" in options else getattr(module, "sliding_window", None)
+    window: int | None = options.pop("sliding_window", None)
     stored = stored_keys(key)
     if stored is None:
         served = {"softcap": softcap, "sinks (s_aux)": s_aux}
@@ -129,14 +130,13 @@ def _attention(
             _refuse(f"{name} is given", "choose another implementation for this model")
     if options.get("output_attentions"):
         _refuse("output_attentions is set", 'call model.set_attn_implementation("eager") and use another cache')
-    window, passes_window = (None, False) if sliding_window is _NOT_PASSED else (sliding_window, True)
     if bias is not None and not stored.is_cross:
         if softcap or s_aux is not None or window is not None:
             _refuse("position_bias is given with a window, sinks or a softcap", "choose another implementation")
         return stored.forward.attend_biased(stored.layer, query, scaling, bias), None
     return (
         stored.forward.attend(
-            stored.layer, module, query, scaling, softcap or 0.0, window, s_aux, passes_window=passes_window
+            stored.layer, module, query, scaling, softcap or 0.0, window, s_aux, window_of_module=window_of_module
         ),
         None,
     )

@@ -226,13 +226,13 @@ class Forward:
         window: int | None,
         sinks: torch.Tensor | None,
         *,
-        passes_window: bool = False,
+        window_of_module: int | None = None,
     ) -> torch.Tensor:
         """Return outputs [batch, columns, heads, dim] of queries [batch, heads, columns, dim]; 0 for padding.
 
         With latents in the cache, the projection of the attention `module` is applied to queries and outputs. A layer
-        that attends to the keys of another may pass the queries of the last columns only. `passes_window` is True if
-        the model passes `window` to its attention, even if it is None.
+        that attends to the keys of another may pass the queries of the last columns only. If `window` is None and the
+        model makes several masks, the layer attends with that of `window_of_module`.
         """
         dropped = self.num_columns - query.shape[2] if getattr(module, "is_kv_shared_layer", False) else 0
         if dropped > 0:
@@ -241,7 +241,7 @@ class Forward:
         index = self._rows.layers[layer]
         spec = self._rows.cache.spec(index)
         if window is None and not self.is_cross(layer):
-            window = self._window_of_mask(module, spec, passes_window)
+            window = self._window_of_mask(module, spec, window_of_module)
         if window != spec.window:
             raise UnsupportedOption(
                 f"layer {layer} attends with a window of {window}, but its spec in the cache has window {spec.window}; "
@@ -260,10 +260,9 @@ class Forward:
         self._attended.add(layer)
         return self._unpack(attended)[:, max(dropped, 0) :]
 
-    def _window_of_mask(self, module: torch.nn.Module, spec: Spec, passes_window: bool) -> int | None:
+    def _window_of_mask(self, module: torch.nn.Module, spec: Spec, window: int | None) -> int | None:
         """Return the window of a layer whose attention gets None or nothing: that of the mask that the model makes."""
         if len(self.mask_limits) != 1:  # the layer chooses one of the masks by its own window, or passes None for all
-            window = None if passes_window else getattr(module, "sliding_window", None)
             return window if window in self.mask_limits else None
         (limit,) = self.mask_limits
         if limit is None and has_window_in_cache_only(module):
