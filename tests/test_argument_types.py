@@ -84,8 +84,9 @@ def test_a_count_is_an_integer_and_no_bool(name, value):
 
 
 @pytest.mark.parametrize("name", ["window_side", "chunk", "sink_tokens", "num_workers", "k", "words", "slot_block"])
-def test_an_object_that_cannot_be_an_integer_is_no_count(name):
-    with pytest.raises(PagecoreError):
+def test_an_object_that_cannot_be_an_integer_is_refused_as_a_count(name):
+    argument = {"window_side": "window", "slot_block": "block_size"}.get(name, name)
+    with pytest.raises(PagecoreError, match=f"^{argument} "):
         COUNTS[name](WithoutIndex())
 
 

@@ -44,14 +44,14 @@ def test_errors_of_unsupported_dtypes_name_the_supported_ones(step, name, dtype)
 
 
 @pytest.mark.parametrize("heads", [2, 8])
-def test_a_wrong_number_of_query_heads_is_said_of_the_query(step, heads):
+def test_a_wrong_number_of_query_heads_names_the_query(step, heads):
     cache, batch = step
     expected = f"query has shape (5, {heads}, 8) and so {heads} heads; the batch is planned for 4 query heads"
     with pytest.raises(ShapeError, match="^" + re.escape(expected)):
         cache.attend(0, f32(5, heads, 8), batch)
 
 
-def test_a_plan_for_other_key_heads_is_said_of_the_caches():
+def test_a_plan_for_other_key_heads_names_the_caches():
     plan = ops.plan_attention([0, 5], [5], num_query_heads=4, num_kv_heads=4)
     with pytest.raises(ShapeError, match="the caches have 2 heads and the batch is planned for 4; make a plan for"):
         ops.paged_attention(
@@ -116,7 +116,7 @@ MANY_AXES = np.ones((1,) * 13, int).tolist()  # a tensor has at most 8
 )
 def test_errors_of_unreadable_arguments_name_them(name, options):
     call = {"block_table": [[1, 2]], "seq_lens": [5]} | options
-    with pytest.raises(PagecoreError, match=name):
+    with pytest.raises(PagecoreError, match=f"^{name}(:| is) "):
         ops.paged_attention(f32(1, 4, 8), f32(3, 4, 2, 8), f32(3, 4, 2, 8), **call)
 
 
@@ -125,6 +125,6 @@ def test_parents_that_cannot_be_read_are_refused():
         pagecore.tree_mask([WithoutAttributes()])
 
 
-def test_an_output_of_another_dtype_is_said_of_the_output():
+def test_an_output_of_another_dtype_names_out():
     with pytest.raises(UnsupportedDtype, match="out is int8; use float32, bfloat16 or float16"):
         pagecore.gather_latent(f32(3, 4, 8), None, [[1, 2]], [5], out=np.ones((5, 8), np.int8))
