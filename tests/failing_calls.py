@@ -38,8 +38,8 @@ class Case:
         `signature()` raises AssertionError if anything is wrong, and always returns None.
     smaller : callable, optional
         A call that changes nothing, made before each call in a new thread, which then makes the call. The native
-        workspaces that a thread keeps are then too small for the call. (If glibc has no memory for those of a thread's
-        first call, it ends the process.)
+        workspaces that a thread keeps are then too small for the call. (glibc ends the process if it cannot allocate
+        the workspaces of a thread's first call.)
     every : bool
         Fail every allocation in turn, not a sample of them.
     """

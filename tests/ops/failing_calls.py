@@ -114,7 +114,7 @@ ARRAY_CALLS = {
 }
 # These make arrays for their results after the work is done.
 RETURNS = ("paged_attention", "paged_attention with a plan")
-# Cases in which few of the allocations follow the first write.
+# Cases in which a sample of the allocations could miss those next to the first write.
 EVERY = ("plan_attention into a plan that grows", "transfer_blocks with a conversion", "select")
 CASES = {
     name: Case(Arrays, call, may_be_done=name in RETURNS, every=name in EVERY) for name, call in ARRAY_CALLS.items()
