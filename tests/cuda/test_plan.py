@@ -350,6 +350,29 @@ def test_planning_on_the_host_in_a_capture_is_refused(cuda, fixed):
     assert plan.num_sequences == 4
 
 
+@pytest.mark.parametrize("is_on_host", [True, False])
+def test_a_plan_that_cannot_be_initialised_again_stays_as_it_was(cuda, monkeypatch, is_on_host):
+    place = "cpu" if is_on_host else cuda.device
+    plan = plan_attention(None, [3000], **HEADS, window=(63, 0), num_workers=2, device=place)
+
+    def refuse(*arguments: Any) -> None:
+        raise DeviceError("the device is gone")
+
+    before = (plan.device, plan.window, plan.num_workers, repr(plan), plan.items.tolist())
+    with monkeypatch.context() as broken:
+        broken.setattr(pinned.Slot, "send", refuse)
+        with pytest.raises(DeviceError, match="gone"):
+            plan.__init__(num_query_heads=4, num_kv_heads=4, device=cuda.device, max_sequences=4, max_tokens=4)
+    assert (plan.device, plan.window, plan.num_workers, repr(plan), plan.items.tolist()) == before
+
+
+def test_a_plan_on_the_device_becomes_one_on_the_host(cuda):
+    plan = plan_attention(None, [3000], **HEADS, device=cuda.device)
+    plan.__init__(**HEADS, window=7)
+    assert (plan.device, plan.num_sequences, plan.num_items) == ("cpu", 0, 0)
+    assert plan_attention(None, [30], **HEADS, out=plan).items["key_end"].tolist() == [30]
+
+
 @pytest.mark.parametrize("lens", [[700] * 2, [10] * 500], ids=["as large", "larger"])
 def test_a_plan_that_cannot_be_uploaded_keeps_the_previous_one(cuda, monkeypatch, lens):
     plan = plan_attention(None, [5000, 300], **HEADS, device=cuda.device)

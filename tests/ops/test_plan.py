@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagecore.errors import PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import DeviceError, PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.ops import AttentionPlan, plan_attention
 
 HEADS = {"num_query_heads": 8, "num_kv_heads": 2}
@@ -216,11 +216,22 @@ def test_invalid_options_are_refused(changed, error):
         plan_attention(None, [10], **{**HEADS, **changed})
 
 
-def test_options_that_are_refused_change_nothing():
-    plan = plan_attention(None, [10], **HEADS)
-    with pytest.raises(ShapeError, match="max_sequences"):
-        plan.__init__(num_query_heads=64, num_kv_heads=1, max_sequences=3)
-    assert (plan.num_query_heads, plan.num_sequences) == (HEADS["num_query_heads"], 1)
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"max_sequences": 3}, ShapeError, "max_sequences"),
+        ({"max_sequences": 0, "max_tokens": 4, "device": "cuda"}, ShapeError, "max_sequences is 0"),
+        ({"max_sequences": 4, "max_tokens": 0, "device": "cuda"}, ShapeError, "max_tokens is 0"),
+        ({"device": "cuda:9999"}, DeviceError, "CUDA"),
+    ],
+)
+def test_options_that_are_refused_change_nothing(options, error, message):
+    plan = plan_attention(None, [3000], **HEADS, window=(63, 0), num_workers=2)
+    before = (plan.num_query_heads, plan.window, plan.device, plan.num_sequences, plan.items.tolist())
+    with pytest.raises(error, match=message):
+        plan.__init__(num_query_heads=64, num_kv_heads=1, num_workers=5, **options)
+    assert (plan.num_query_heads, plan.window, plan.device, plan.num_sequences, plan.items.tolist()) == before
+    assert plan_attention(None, [3000], **HEADS, window=(63, 0), num_workers=2, out=plan).items.tolist() == before[-1]
 
 
 def test_lengths_that_are_not_integers_are_refused():

@@ -92,29 +92,37 @@ Work items of the attention of one batch.
         cdef int64_t num_sinks = read_sink_tokens(sink_tokens, chunk, left)
         if (max_sequences is None) != (max_tokens is None) or (max_tokens is not None and number is None):
             raise ShapeError("max_sequences and max_tokens must be passed together, and for a plan on CUDA only")
-        self.check_unread()
-        cdef Plan* plan = &self.plan
-        plan.options = host_plan_options(query_heads, kv_heads)
-        plan.options.causal = is_causal
-        plan.options.window_left = left
-        plan.options.window_right = right
-        plan.options.sink_tokens = num_sinks
-        plan.options.batch_invariant = is_invariant
-        plan.options.tree = is_tree
-        self.num_workers_given = workers
+        cdef int64_t sequences = 0, tokens = 0
+        if max_sequences is not None:
+            sequences = count_of(max_sequences, "max_sequences", ShapeError)
+            tokens = count_of(max_tokens, "max_tokens", ShapeError)
+        cdef CudaPlan cuda = None
         if number is not None:
             check_device(number)
-            self.cuda = CudaPlan(
-                number,
-                0 if max_sequences is None else count_of(max_sequences, "max_sequences", ShapeError),
-                0 if max_tokens is None else count_of(max_tokens, "max_tokens", ShapeError),
-            )
-        if number is None:
-            self.replan(NULL, NULL, 0)
-        elif self.cuda.is_fixed:
-            stream = runtime().current_stream(number)
-            self.replan(NULL, NULL, 0, stream)
-            runtime().synchronize(stream, number)  # a later plan on another stream does not wait for the empty one
+            cuda = CudaPlan(number, sequences, tokens)
+        self.check_unread()
+        cdef PlanOptions options = host_plan_options(query_heads, kv_heads)
+        options.causal = is_causal
+        options.window_left = left
+        options.window_right = right
+        options.sink_tokens = num_sinks
+        options.batch_invariant = is_invariant
+        options.tree = is_tree
+        # A plan that is initialised again stays as it was if the rest fails.
+        cdef PlanOptions options_before = self.plan.options
+        cdef int64_t workers_before = self.num_workers_given
+        cdef CudaPlan cuda_before = self.cuda
+        self.plan.options, self.num_workers_given, self.cuda = options, workers, cuda
+        try:
+            if cuda is None:
+                self.replan(NULL, NULL, 0)
+            elif cuda.is_fixed:
+                stream = runtime().current_stream(number)
+                self.replan(NULL, NULL, 0, stream)
+                runtime().synchronize(stream, number)  # a later plan on another stream does not wait for the empty one
+        except BaseException:
+            self.plan.options, self.num_workers_given, self.cuda = options_before, workers_before, cuda_before
+            raise
 
     cdef int check_unread(self) except -1:
         if self.num_readers > 0:
