@@ -13,10 +13,11 @@ import numpy as np
 
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedDtype, UnsupportedOption, shown
 from pagecore.interop.jax import _xla
+from pagecore.ops.arguments._arguments import listed_bits
 
 INT32 = np.iinfo(np.int32)
 FLOATS = ("float32", "float16", "bfloat16")
-_WORDS = (np.uint64, np.int64)  # of a tree
+_WORDS = (np.uint64, np.int64)  # dtypes of a tree's 64-bit words
 
 
 def floats(array: Any, name: str, axes: str, first_full: int) -> jax.Array:
@@ -144,15 +145,15 @@ def tree_words(array: Any, num_tokens: int) -> jax.Array:
 
 
 def _host_words(array: Any) -> Any:
-    """Return an array of NumPy; raise ShapeError for what is none."""
+    """Return an array of NumPy, of 64-bit words for a list; raise ShapeError if it cannot be converted."""
+    if isinstance(array, list | tuple):
+        return listed_bits(array)
     try:
-        given = np.asarray(array)
+        return np.asarray(array)
     except MemoryError:
         raise
     except Exception as error:
         raise ShapeError(f"tree_mask is not an array of integers: {shown(error)}") from None
-    is_empty_list = isinstance(array, list | tuple) and given.size == 0
-    return given.astype(np.uint64) if is_empty_list else given
 
 
 def _by_token(words: Any) -> Any:

@@ -116,16 +116,34 @@ cdef object as_signed(object array):
     return array.view("int64")
 
 
-cdef object listed_bits(object bits):
+def listed_bits(bits):
+    """Return words in lists as uint64; as int64 if one is negative, with bit 63 set. Raise for other numbers."""
     try:
+        check_whole(np.array(bits, dtype=object))
         try:
             return np.array(bits, dtype=np.uint64)
         except OverflowError:
             return np.array(bits, dtype=np.int64)  # a negative number is one whose bit 63 is set
     except MemoryError:
         raise NotEnoughMemory("tree_mask: the host has no memory for a copy as an array") from None
+    except UnsupportedDtype:
+        raise
     except Exception as error:
         raise ShapeError(f"tree_mask is not an array of integers: {shown(error)}") from None
+
+
+cdef int check_whole(object words) except -1:
+    """Raise UnsupportedDtype for a number that NumPy would truncate; lists of unequal lengths are left to NumPy."""
+    for word in words.flat:
+        if isinstance(word, (list, tuple, np.ndarray)):
+            continue
+        try:
+            operator.index(word)
+        except TypeError:
+            raise UnsupportedDtype(
+                f"tree_mask holds {shown(word)}; it must hold integers, a bit for each new token"
+            ) from None
+    return 0
 
 
 def tree_mask(parents, *, words=None):

@@ -192,6 +192,23 @@ def test_trees(jax, interop, words):
     assert np.asarray(eager).tobytes() == case.run().tobytes()
 
 
+@pytest.mark.parametrize("dtype", [int, np.uint64, np.int64])
+def test_a_list_of_words_may_have_bit_63(jax, interop, dtype):
+    case = make_case(Shape(seq_lens=(70,), query_lens=(64,)))
+    words = np.array([(1 << i + 1) - 1 for i in range(64)], np.uint64)
+    listed = list(words.view(np.int64)) if dtype is np.int64 else [dtype(word) for word in words.tolist()]
+    arrays = [*map(jax.numpy.asarray, case.arrays)]
+    got = interop.paged_attention(*arrays, **case.options, tree_mask=listed)
+    assert np.asarray(got).tobytes() == case.run(tree_mask=words).tobytes()
+
+
+def test_a_list_of_uint32_holds_words_of_64_bits_as_on_the_host(jax, interop):
+    case = make_case(Shape(seq_lens=(9,), query_lens=(4,)))
+    rows = [[np.uint32(1 << i)] for i in range(4)]
+    got = interop.paged_attention(*map(jax.numpy.asarray, case.arrays), **case.options, tree_mask=rows)
+    assert np.asarray(got).tobytes() == case.run(tree_mask=rows).tobytes()
+
+
 @pytest.mark.parametrize("tree", [np.zeros(0, np.uint64), np.zeros((0, 2), np.int64), np.zeros((0, 2), np.uint32), []])
 def test_a_tree_without_tokens(jax, interop, tree):
     cache, zeros = jax.numpy.zeros((3, 4, 1, 8)), jax.numpy.zeros(2, np.int32)
@@ -208,6 +225,7 @@ def test_a_tree_without_tokens(jax, interop, tree):
         ({"tree_mask": np.ones((25, 1, 1), np.uint64)}, r"it must be \[num_tokens\] or \[num_tokens, words\]"),
         ({"tree_mask": np.uint64(1)}, r"it must be \[num_tokens\] or \[num_tokens, words\]"),
         ({"tree_mask": [[1], [1, 2]]}, "tree_mask is not an array of integers"),
+        ({"tree_mask": [1, 1.5]}, "tree_mask holds 1.5"),
         ({"tree_mask": np.ones(25, np.uint64), "mask": np.ones(9, bool)}, "both given"),
         ({"positions": np.ones(25, np.int32)}, "pass tree_mask too"),
     ],
