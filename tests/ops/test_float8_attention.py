@@ -222,6 +222,8 @@ REFUSED = [
     ({"query_scale": True}, UnsupportedOption, "query_scale is True"),
     ({"query_scale": "1"}, UnsupportedDtype, "query_scale must be numbers"),
     ({"output_scale": 0.0}, UnsupportedOption, "output_scale holds 0.0"),
+    ({"query_scale": 1e20, "scale": 1e20}, UnsupportedOption, "scale times query_scale is .*; it must be finite"),
+    ({"query_scale": [1e20, 1e20], "scale": -1e20}, UnsupportedOption, "scale times query_scale is -"),
     ({"output_scale": float("nan")}, UnsupportedOption, "output_scale is nan"),
     ({"output_scale": 1e-40}, UnsupportedOption, "output_scale holds .*e-41; .*1.18e-38 or more"),
     ({"output_scale": np.array([1e-40])}, UnsupportedOption, "output_scale holds .*e-41"),

@@ -113,7 +113,7 @@ cdef Tensor read_query_scale(object scale, Tensor query, int64_t num_kv_heads, d
             "or multiply scale by it"
         )
     cdef Tensor numbers = positive_scales(scale, "query_scale", num_kv_heads, &number, place)
-    factor[0] *= number
+    factor[0] = finite_number(factor[0] * number, "scale times query_scale")
     return numbers
 
 
