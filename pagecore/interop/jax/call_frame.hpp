@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "pagecore/native/checks.hpp"
+#include "pagecore/ops/cpu/host_calls.hpp"
 #include "third_party/xla_ffi_c_api.h"
 
 namespace pagecore::xla {
@@ -92,10 +93,10 @@ class CallFrame {
 }
 
 // Text of the Python exception: begins with the name of the exception that pagecore itself would raise.
-[[nodiscard]] inline XLA_FFI_Error* make_error(const XLA_FFI_CallFrame& frame, ErrorKind kind, const char* message) {
-  char text[1088];  // of cpu::Failure, and a name; no allocation, which could fail
-  std::snprintf(text, sizeof text, "%s: %s", name_of(kind), message);
-  XLA_FFI_Error_Create_Args args{XLA_FFI_Error_Create_Args_STRUCT_SIZE, nullptr, text, status_of(kind)};
+[[nodiscard]] inline XLA_FFI_Error* make_error(const XLA_FFI_CallFrame& frame, const cpu::Failure& failure) {
+  char text[sizeof failure.message + 64];  // room for the name; no allocation, which could fail
+  std::snprintf(text, sizeof text, "%s: %s", name_of(failure.kind), failure.message);
+  XLA_FFI_Error_Create_Args args{XLA_FFI_Error_Create_Args_STRUCT_SIZE, nullptr, text, status_of(failure.kind)};
   return frame.api->XLA_FFI_Error_Create(&args);
 }
 

@@ -38,7 +38,7 @@ template <typename Call>
         done = call(arguments, failure);
       },
       failure);
-  return returned && done ? nullptr : make_error(*frame, failure.kind, failure.message);
+  return returned && done ? nullptr : make_error(*frame, failure);
 }
 
 [[nodiscard]] inline int64_t threads_of_a_call() { return host.num_threads->load(std::memory_order_relaxed); }

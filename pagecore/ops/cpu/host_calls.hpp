@@ -14,15 +14,16 @@
 
 namespace pagecore::cpu {
 
-// The error of a call. It holds its text, so that an error without memory can be described as well.
+// The error of a call. The text is stored inline, so that an out-of-memory error can be reported without allocating.
 struct Failure {
   ErrorKind kind = ErrorKind::Internal;
   char message[1024] = "";
 
-  // Longer texts are cut.
+  // Longer texts are cut, before a character of UTF-8 rather than within one.
   void set(ErrorKind of, std::string_view text) noexcept {
     kind = of;
-    const size_t size = std::min(text.size(), sizeof message - 1);
+    size_t size = std::min(text.size(), sizeof message - 1);
+    while (size > 0 && size < text.size() && (text[size] & 0xc0) == 0x80) --size;
     text.copy(message, size);
     message[size] = '\0';
   }

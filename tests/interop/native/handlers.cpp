@@ -283,8 +283,22 @@ PC_TEST(a_long_error_is_cut) {
       });
     };
     const auto error = Call{}(handler);
-    PC_CHECK(error && error->text.starts_with("ShapeError: xxx") && error->text.size() > 1000, "another error");
+    PC_CHECK(error && error->text == "ShapeError: " + std::string(1023, 'x'), "another error");
   });
+}
+
+PC_TEST(an_error_is_cut_between_characters) {
+  for (const size_t before : {0, 1, 2, 3}) {
+    const size_t characters = (1023 - before) / 3;
+    std::string text(before, 'x'), kept = text;
+    for (size_t i = 0; i < 1000; ++i) text += "\u20ac";  // the euro sign has 3 bytes
+    for (size_t i = 0; i < characters; ++i) kept += "\u20ac";
+    cpu::Failure failure;
+    failure.set(ErrorKind::ShapeError, text);
+    PC_CHECK(failure.message == kept, "cut to ", std::string_view(failure.message).size(), " bytes");
+    failure.set(ErrorKind::ShapeError, kept);
+    PC_CHECK(failure.message == kept, "a text that fits is cut");
+  }
 }
 
 PC_TEST(handlers_report_their_version) {
