@@ -144,6 +144,7 @@ void check_copied(const std::vector<BlockArray>& arrays, const Indices& sources,
 
 void copy_blocks(const std::vector<BlockArray>& arrays, const Indices& source_ids, const Indices& target_ids,
                  int64_t num_threads) {
+  static_cast<void>(kernels());  // raises for an unknown instruction set, which units of work cannot
   const std::vector<int64_t> sources = read_ids(source_ids), targets = read_ids(target_ids);
   std::vector<BlockShape> shapes;
   int64_t bytes = 0;
@@ -158,7 +159,6 @@ void copy_blocks(const std::vector<BlockArray>& arrays, const Indices& source_id
   num_threads = threads_to_move(bytes, num_threads);
   std::vector<CopyRun> runs;
   const bool streams = bytes > l2_bytes() && list_independent(sources, targets, runs);
-  if (streams) static_cast<void>(kernels());  // raises for an unknown instruction set, which units of work cannot
   parallel_for(num_threads, num_threads, [&](int64_t part, int64_t) noexcept {
     for (size_t i = 0; i < arrays.size(); ++i) {
       if (streams) {
