@@ -343,7 +343,8 @@ cdef int convert_blocks(
     cdef int64_t num_threads = threads_of_a_call()
     cdef PlannedMoves copies
     with nogil:
-        copies = plan_transfer(copied_sources, copied_targets, sources, targets, num_threads, lowest)
+        if copied_sources.size() > 0:
+            copies = plan_transfer(copied_sources, copied_targets, sources, targets, num_threads, lowest)
         run_convert_blocks(caches, latents, copies, sources, targets, num_threads, lowest)
     return 0
 

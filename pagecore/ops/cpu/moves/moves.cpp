@@ -177,6 +177,7 @@ class RunShares {
 
 PlannedMoves plan_moves(std::vector<Move> moves, std::vector<CopyRun> runs, int64_t written, Direction direction,
                         int64_t step, int64_t num_threads) {
+  if (moves.empty() || runs.empty()) return {};
   PlannedMoves plan{kernels().move, std::move(moves), {}, threads_to_move(written, num_threads)};
   for (Move& move : plan.moves) move.streams = written > l2_bytes();
   if (plan.num_threads > 1) {
