@@ -67,6 +67,9 @@ struct AttentionArgs {
   Lse lse;
 };
 
+// True for the first item of a tile whose keys are split; the tile's partial rows are merged once.
+[[nodiscard]] inline bool begins_split_tile(const PcWorkItem& item) { return item.num_splits > 1 && item.split == 0; }
+
 // A plan made earlier, with the lengths and options that it was made for.
 struct PlanView {
   const PcWorkItem* items = nullptr;

@@ -182,8 +182,7 @@ void merge_tiles(const Call& call, std::vector<Unit>& tiles) {
                         static_cast<double>(padded(call.args.value.dim));
   tiles.clear();
   for (int64_t i = 0; i < call.plan.num_items; ++i) {
-    const PcWorkItem& item = call.plan.items[i];
-    if (item.num_splits > 1 && item.split == 0) tiles.push_back({static_cast<int32_t>(i), 0});
+    if (begins_split_tile(call.plan.items[i])) tiles.push_back({static_cast<int32_t>(i), 0});
   }
   parallel_for(std::ssize(tiles), worthwhile_threads(floats / kMergedFloatsPerUs, call.num_threads),
                [&](int64_t i, int64_t worker) noexcept {

@@ -134,7 +134,7 @@ PlanView make_local_plan(const LatentArgs& args, int64_t num_threads, Workspace&
 void list_split_tiles(const PlanView& plan, std::vector<int32_t>& tiles) {
   tiles.clear();
   for (int64_t i = 0; i < plan.num_items; ++i) {
-    if (plan.items[i].num_splits > 1 && plan.items[i].split == 0) tiles.push_back(static_cast<int32_t>(i));
+    if (begins_split_tile(plan.items[i])) tiles.push_back(static_cast<int32_t>(i));
   }
 }
 
