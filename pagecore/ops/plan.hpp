@@ -237,7 +237,7 @@ class Plan {
     static_cast<void>(make_plan(of, batch, items_.data(), static_cast<int64_t>(items_.size())));
   }
 
-  // The batch of the plan, of which the buffers keep the lengths.
+  // The batch of the current plan, in the plan's own buffers.
   [[nodiscard]] PlanBatch planned_batch() const { return {cu_query_lens_.data(), seq_lens_.data(), num_sequences_}; }
 
   void remember(const PlanBatch& batch) {

@@ -178,12 +178,18 @@ PC_TEST(plan_with_too_many_partial_rows_stays_as_it_was) {
   plan.options.num_workers = 4;
   const Exact<int32_t> lens(std::vector<int32_t>{3000, 5000});
   plan.replan({nullptr, lens.data(), 2});
-  const Items before(plan.items(), plan.items() + plan.counts().num_items);
-  PC_CHECK(plan.counts().num_partial_rows > 0, "no splits");
+  const PlanCounts counts = plan.counts();
+  const Items before(plan.items(), plan.items() + counts.num_items);
+  PC_CHECK(counts.num_partial_rows > 0, "no splits");
   plan.options.num_workers = std::numeric_limits<int32_t>::max();
   plan.options.query_tile = 1 << 10;
   const Exact<int32_t> cu(std::vector<int32_t>{0, 1 << 10}), longest(std::vector<int32_t>{INT32_MAX});
   PC_REFUSES(ShapeError, plan.replan({cu.data(), longest.data(), 1}));
+  PC_CHECK(plan.num_sequences() == 2 && plan.counts().num_items == counts.num_items &&
+               plan.counts().num_partial_rows == counts.num_partial_rows,
+           "the counts changed");
+  PC_CHECK(std::equal(lens.data(), lens.data() + 2, plan.seq_lens()), "the lengths changed");
+  for (int64_t i = 0; i <= 2; ++i) PC_CHECK(plan.cu_query_lens()[i] == i, "query offset ", i, " changed");
   for (size_t i = 0; i < before.size(); ++i) {
     PC_CHECK(std::memcmp(&before[i], plan.items() + i, sizeof before[i]) == 0, "item ", i, " changed");
   }
