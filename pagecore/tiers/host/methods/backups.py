@@ -54,7 +54,7 @@ class BackupMethods(SpillMethods):
         most = INT32_MAX if max_tokens is None else min(require_int("max_tokens", max_tokens, 0, max=None), INT32_MAX)
         with Held(self._parts.state.lock):
             listed = _operations.require_all(self._parts.state, as_list(sequences))
-            if not self._transfers.is_captured:  # without the driver's relaxed mode a query of an event ends the capture
+            if not self._transfers.is_captured:  # without the driver's relaxed mode a query ends the capture
                 self._end_copies()  # otherwise finished copies that are not yet published would be repeated
             return sum([self._back_up(sequence, most, ends) for sequence in listed])
 
