@@ -231,6 +231,28 @@ def test_swapped_in_sequences_do_not_publish_shared_blocks_with_ids_unknown_to_o
     cache.check_invariants()
 
 
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0]])
+def test_a_swapped_in_row_has_no_cached_block_past_what_its_sequence_publishes(order):
+    """Block 0 keeps `middle` from publishing block 1, which `last` has without block 0, and `first` with less of it."""
+    cache = make(AttentionSpec(1, 8, dtype="float32", window=6), num_blocks=12)
+    space = SwapSpace(cache, num_blocks=11)
+    middle = cache.add_sequence([])
+    advance(cache, [middle], 8)
+    last, first = cache.fork(middle), cache.fork(middle)
+    cache.append_tokens([middle, last, first], [ALIKE[:8]] * 3)
+    cache.truncate(first, 2)
+    advance(cache, [last], 2)
+    listed = [(last, middle, first)[i] for i in order]
+    cache.swap_out(listed, space)
+    cache.clear_prefix_cache()
+    cache.swap_in(listed)
+    cache.check_invariants()
+    cache.remove(last)
+    taker = cache.add_sequence([])
+    assert cache.shortage([taker], 4 * cache.num_available) == 0
+    assert cache.try_prepare([taker], 4 * cache.num_available) is not None
+
+
 def test_blocks_that_a_swap_space_has_rounded_are_not_shared():
     cache = make()
     space = SwapSpace(cache, num_blocks=9, dtype="bfloat16")

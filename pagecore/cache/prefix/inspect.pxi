@@ -74,6 +74,7 @@ def check_prefixes(PrefixCache prefix not None, sequences):
         holders[0] = 0
         if not np.array_equal(holders, pool.ref_counts()):
             raise PagecoreError(f"group {group}: reference counts do not match the block tables")
+    check_covered(prefix, sequences)
     num_truncated = num_duplicated = num_ahead = num_tentative = 0
     for sequence in sequences:
         published = 0 if sequence.hold.published == INT32_MAX else sequence.hold.published
@@ -108,3 +109,30 @@ def check_prefixes(PrefixCache prefix not None, sequences):
             f"{prefix.tree.num_receipts} receipts are held for {len(sequences)} sequences, {num_ahead} of which "
             f"share blocks past their states, and for {len(prefix.transfers)} transfers and pins"
         )
+
+
+cdef int check_covered(PrefixCache prefix, sequences) except -1:
+    """Raise PagecoreError if a row has a block of the tree that no receipt of its sequence covers.
+
+    Such a block is counted as evictable, and evicting it frees nothing.
+    """
+    cdef Sequence sequence
+    cdef int32_t lane
+    for lane in range(prefix.num_lanes):
+        table = prefix.tables.table(prefix.groups[lane])
+        is_held = np.zeros(prefix.pools[lane].num_blocks, bool)
+        is_held[prefix.tree.held_blocks(lane)] = True
+        is_held[0] = False
+        for sequence in sequences:
+            if sequence.row < 0:
+                continue
+            covered = sequence.hold.receipt.depth()
+            if sequence.hold.has_component_ahead(prefix.component_of(lane)):
+                covered = sequence.hold.ahead.depth()
+            found = np.flatnonzero(is_held[table[sequence.row, covered:]])
+            if found.size:
+                raise PagecoreError(
+                    f"{sequence!r}: block {covered + found[0]} of group {prefix.groups[lane]} is in the prefix cache, "
+                    f"and the sequence's receipts cover {covered} blocks"
+                )
+    return 0

@@ -17,6 +17,7 @@ cdef class Transfer:
     cdef list pairs                             # (source, target) of each group, int32 [n, 2]
     cdef vector[int32_t*] pair_data
     cdef vector[vector[int32_t]] least          # blocks that every holder of each of `distinct` publishes
+    cdef vector[int32_t] published              # leading blocks that each sequence publishes
 
     cdef int plan(self) except -1
     cdef bint take(self) noexcept
@@ -24,8 +25,8 @@ cdef class Transfer:
     # Publishes the blocks of sequences that have moved to the cache; those that several of them hold, too.
     cdef void publish(self, PrefixCache prefix) noexcept
     cdef void count_published(self, PrefixCache prefix) noexcept
-    # Leading blocks of a sequence that all of their holders publish.
-    cdef int32_t num_shared(self, PrefixCache prefix, size_t index, int32_t most) noexcept
+    cdef void lower_limits(self, PrefixCache prefix, size_t index) noexcept
+    cdef int32_t num_shared(self, PrefixCache prefix, size_t index) noexcept
     cdef size_t index_of(self, size_t group, int32_t block) noexcept
 
 

@@ -39,6 +39,7 @@ cdef class Transfer:
         cdef size_t num_groups = len(self.lease.pools)
         cdef int32_t block
         self.distinct.resize(num_groups)
+        self.published.resize(self.old.size())
         for i in range(self.old.size()):
             (<StoredBlocks>self.arriving[i]).reserve(self.old[i])
             for group in range(num_groups):
@@ -102,31 +103,49 @@ cdef class Transfer:
         No other row holds the new blocks. One that several of the sequences hold is published if all of them publish
         it: otherwise a row would have a block of the tree that its receipt does not cover.
         """
-        cdef Sequence sequence
         cdef size_t i
         self.count_published(prefix)
         for i in range(self.old.size()):
-            sequence = <Sequence>self.sequences[i]
-            publish_one(prefix, sequence, self.num_shared(prefix, i, num_complete(prefix, sequence)))
+            publish_one(prefix, <Sequence>self.sequences[i], self.published[i])
 
     cdef void count_published(self, PrefixCache prefix) noexcept:
-        """Write the number of leading blocks that all holders of a block can publish to `least`."""
+        """Write the number of leading blocks of each sequence whose holders all publish them to `published`.
+
+        A sequence that publishes fewer lowers the limits of all of its blocks from there on, and of their holders: with
+        windows, those need not have the block that limits it. Repeat until nothing changes.
+        """
         cdef Sequence sequence
-        cdef int32_t count, block
-        cdef int32_t* least
-        cdef size_t i, group, k
+        cdef size_t i
+        cdef int32_t count
+        cdef bint has_changed = True
         for i in range(self.old.size()):
             sequence = <Sequence>self.sequences[i]
-            count = 0 if sequence.hold.published == INT32_MAX else num_complete(prefix, sequence)
-            for group in range(<size_t>prefix.num_lanes):
-                for k in range(self.old[i][group].size()):  # without an iterator, which copies the vector
-                    block = self.old[i][group][k]
-                    if block != 0:
-                        least = &self.least[group][self.index_of(group, block)]
-                        least[0] = min(least[0], count)
+            self.published[i] = 0 if sequence.hold.published == INT32_MAX else num_complete(prefix, sequence)
+            self.lower_limits(prefix, i)
+        while has_changed:
+            has_changed = False
+            for i in range(self.old.size()):
+                count = self.num_shared(prefix, i)
+                if count < self.published[i]:
+                    self.published[i] = count
+                    self.lower_limits(prefix, i)
+                    has_changed = True
 
-    cdef int32_t num_shared(self, PrefixCache prefix, size_t index, int32_t most) noexcept:
-        cdef int32_t block, place
+    cdef void lower_limits(self, PrefixCache prefix, size_t index) noexcept:
+        """Lower `least` of the blocks of a sequence to the number of blocks that it publishes."""
+        cdef int32_t block
+        cdef int32_t* least
+        cdef size_t group, k
+        for group in range(<size_t>prefix.num_lanes):
+            for k in range(self.old[index][group].size()):  # without an iterator, which copies the vector
+                block = self.old[index][group][k]
+                if block != 0:
+                    least = &self.least[group][self.index_of(group, block)]
+                    least[0] = min(least[0], self.published[index])
+
+    cdef int32_t num_shared(self, PrefixCache prefix, size_t index) noexcept:
+        """Return the number of leading blocks of a sequence, up to `published`, that all of their holders publish."""
+        cdef int32_t block, place, most = self.published[index]
         cdef size_t group
         for group in range(<size_t>prefix.num_lanes):
             for place in range(min(most, <int32_t>self.old[index][group].size())):
