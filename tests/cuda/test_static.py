@@ -133,9 +133,9 @@ def test_an_update_keeps_its_stream_while_another_thread_updates_another_layer(c
     apart, other = ones(cuda, 2, 3, 3, 8)[:, :2], ones(cuda, 2, 2, 3, 8)
     write, streams = _static.write_kv, []
 
-    def write_kv(*arguments, stream):
+    def write_kv(*arguments, stream, **caches):
         streams.append(stream)
-        write(*arguments, stream=stream)
+        write(*arguments, stream=stream, **caches)
         if len(streams) == 1:
             cache.update(1, other, other, 0, stream=second)
 

@@ -302,3 +302,14 @@ def test_a_static_cache_accepts_views_of_its_own_memory():
         np.testing.assert_array_equal(cache.key(0).numpy()[:, :, 2:8], expected[0])
         np.testing.assert_array_equal(cache.value(0).numpy()[:, :, 2:8], expected[1])
         cache.key(0).numpy()[...], cache.value(0).numpy()[...] = before
+
+
+def test_a_static_cache_accepts_views_of_its_own_scales():
+    cache, other = (pagecore.StaticKVCache(AttentionSpec(2, 4, format="int8_token"), 1, 1, 8) for _ in range(2))
+    for each in (cache, other):
+        each.update(0, numbers(1, 2, 8, 4), numbers(1, 2, 8, 4) + 1, 0)
+    given = [cache.plane(name, 0).numpy().reshape(1, 2, 2, 4)[:, ::-1] for name in ("key_scale", "value_scale")]
+    other.update(0, *(array.copy() for array in given), 0)
+    cache.update(0, *given, 0)
+    for name in ("key", "value", "key_scale", "value_scale"):
+        np.testing.assert_array_equal(cache.plane(name, 0).numpy(), other.plane(name, 0).numpy())

@@ -6,7 +6,7 @@ from libc.string cimport memset
 from pagecore.arrays.dtypes.codes cimport LAST_FLOAT, CPU
 from pagecore.arrays.tensors._tensor cimport Tensor, last_axis_contiguous, tensor_of
 from pagecore.arrays.views.array_view cimport ArrayView
-from pagecore.ops.arguments._arguments cimport any_tensor, check_rank, plain_cache
+from pagecore.ops.arguments._arguments cimport any_tensor, check_rank
 from pagecore.ops.arguments._overlap cimport shares_memory
 
 import numpy as np
@@ -79,16 +79,16 @@ cdef class StaticRoom:
 
     cdef void zero(self, Tensor array) noexcept:
         cdef int64_t index, i, k
+        cdef size_t size
         cdef char* layer
         if array is None:
             return
         for index in range(array.shape_[0]):
             layer = array.data + index * array.strides_[0]
-            for i in range(array.shape_[1]):
+            size = <size_t>(<int64_t>self.written[index] * array.strides_[3])
+            for i in range(array.shape_[1] if size > 0 else 0):
                 for k in range(array.shape_[2]):
-                    memset(
-                        layer + i * array.strides_[1] + k * array.strides_[2], 0,
-                        <size_t>(<int64_t>self.written[index] * array.strides_[3]))
+                    memset(layer + i * array.strides_[1] + k * array.strides_[2], 0, size)
 
     cdef int fill_written(self, object handle) except -1:
         """Zero the layers with written tokens on a device, in the order of a stream."""
@@ -181,6 +181,8 @@ cdef class StaticRoom:
             and odd % tensor.itemsize == 0
             and not shares_memory(tensor, self.keys)
             and not shares_memory(tensor, self.values)
+            and (self.key_scales is None or not shares_memory(tensor, self.key_scales))
+            and (self.value_scales is None or not shares_memory(tensor, self.value_scales))
         ):
             return tensor
         if self.keys.device_type != CPU:
@@ -200,16 +202,15 @@ cdef class StaticRoom:
         The target is the region of the new tokens, viewed as blocks of slots, so that row i of the source has slot i.
         Tokens come next if the stride of tokens is at least that of heads, as in the output of a projection, and in
         decode, where any strides can be merged. Otherwise heads come next, and the tokens of a head are contiguous. If
-        the strides do not allow the merge, each sequence has a write of its own. With a format on the host, a copy can
-        be merged: a write may fail for lack of memory, and then no other has been made.
+        the strides do not allow the merge, each sequence has a write of its own.
+
+        On the host, all that may fail is done here: of several writes, all are made or none.
         """
         cdef int64_t batch = key.shape_[BATCH], count = key.shape_[TOKENS], i
         cdef bint tokens_next = count == 1 or abs(key.strides_[TOKENS]) >= abs(key.strides_[HEADS])
         tokens_next = tokens_next or self.write_options is not None  # a factor can differ from head to head
         cdef int axis = TOKENS if tokens_next else HEADS
         cdef bint is_one = is_merged(key, axis) and is_merged(value, axis)
-        if not is_one and self.write_options is not None and stream is None:
-            key, value, is_one = copied(key, True), copied(value, True), True
         if is_one:
             writes.append(self.row_write(
                 merged(key, axis, 0, batch), merged(value, axis, 0, batch), index, 0, batch, begin, count, tokens_next,
@@ -227,16 +228,19 @@ cdef class StaticRoom:
         """Return the write of merged rows to `batch` sequences from `first` on, tokens from `begin` on."""
         cdef int64_t end = begin + count
         cdef RowWrite made = RowWrite.__new__(RowWrite)
+        cdef Tensor keys = self.part(self.keys, index, first, batch, begin, end, tokens_next)
+        cdef Tensor values = self.part(self.values, index, first, batch, begin, end, tokens_next)
+        cdef dict options = None
         made.key, made.value, made.slots = key, value, slots
-        made.keys = plain_cache(self.part(self.keys, index, first, batch, begin, end, tokens_next))
-        made.values = plain_cache(self.part(self.values, index, first, batch, begin, end, tokens_next))
-        if self.write_options is None and stream is None:
-            return made
-        made.options = {"stream": stream} if self.write_options is None else {
-            "stream": stream, **self.write_options[index]}
-        for name, scales in (("key_scale", self.key_scales), ("value_scale", self.value_scales)):
-            if scales is not None:
-                made.options[name] = self.part(scales, index, first, batch, begin, end, tokens_next)
+        if self.write_options is not None:
+            options = dict(self.write_options[index])
+            for name, scales in (("key_scale", self.key_scales), ("value_scale", self.value_scales)):
+                if scales is not None:
+                    options[name] = self.part(scales, index, first, batch, begin, end, tokens_next)
+        if stream is None:
+            made.read(keys, values, options)
+        else:
+            made.options = {"key_cache": keys, "value_cache": values, "stream": stream, **(options or {})}
         return made
 
     cdef Tensor part(

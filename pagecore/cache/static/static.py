@@ -233,8 +233,9 @@ class StaticKVCache:
         UnsupportedDtype, UnsupportedOption, DeviceError
             Unsupported arrays or positions, such as a position in an array during a capture. In every case nothing was
             written.
-        NotEnoughMemory
-            The host has no memory for a copy of arrays that cannot be read in place. On the host nothing was written.
+        MemoryError
+            The host has no memory for the arguments of the writes, or, as NotEnoughMemory, for a copy of arrays that
+            cannot be read in place. On the host nothing was written.
         """
         arrays, index = self._place(layer)
         begin = position_number(position)
