@@ -35,7 +35,8 @@ CXX += os.environ.get("PAGECORE_CXXFLAGS", "").split()
 # Beyond 128 MB, the compiler would collect its garbage. Without, these files take a tenth less time and up to 380 MB;
 # kernels would take 700 MB, and gain less.
 NO_GARBAGE = ["--param=ggc-min-heapsize=1000000"]
-# Generated C++ is not ours to warn about. With -Og, which inlines nothing, a step takes 1.4 times as long.
+# Generated C++ is not ours to warn about. With -Og, which inlines only functions declared inline, a step takes 1.4
+# times as long (python -m bench prepare).
 GENERATED = ["-O2", "-w", *NO_GARBAGE]
 # Headers of the standard library, compiled once for each kind of source; a compiler that cannot use the compiled header
 # includes this one.
@@ -380,7 +381,7 @@ class BuildExtensions(build_ext):
 
 
 def check_cython(version: str) -> None:
-    """Refuse versions of Cython that pyproject.toml excludes."""
+    """Refuse versions of Cython that pyproject.toml excludes, but for pre-releases of the first that it allows."""
 
     def numbers(text: str) -> list[int]:
         return [int(each) for each in re.findall(r"\d+", text)[:2]]
@@ -397,6 +398,8 @@ def generate(extensions: list[Extension]) -> list[Extension]:
     """Generate the C++ of the extensions that have changed, and of all if Cython or its options have changed."""
     stamp, text = ROOT / CYTHON_STAMP, f"{Cython.__version__} {CYTHON_OPTIONS}\n"
     is_stale = not stamp.exists() or stamp.read_text() != text
+    if is_stale:
+        stamp.unlink(missing_ok=True)  # first: a generation that fails leaves files of these options
     # To look for garbage among the syntax trees of all modules takes half of the time. Without, they need 800 MB.
     gc.disable()
     try:

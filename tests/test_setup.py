@@ -154,6 +154,21 @@ def test_files_that_could_not_be_generated_are_generated_again(setup, monkeypatc
     assert is_forced(setup, monkeypatch)
 
 
+def test_files_of_options_with_which_generation_failed_are_generated_again(setup, monkeypatch):
+    """The files that were generated before the error are those of other options than the first."""
+
+    def fail(_, **options):
+        raise OSError("no space left")
+
+    assert is_forced(setup, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setitem(setup.CYTHON_OPTIONS, "language_level", 2)
+        patch.setattr(setup, "cythonize", fail)
+        with pytest.raises(OSError, match="no space left"):
+            setup.generate([])
+    assert [is_forced(setup, monkeypatch) for _ in range(2)] == [True, False]
+
+
 @pytest.mark.parametrize("version", ["3.1.9", "3.3.0a1", "3.3.1", "3.10.0", "4.0"])
 def test_a_version_of_cython_that_is_excluded_is_refused(setup, monkeypatch, version):
     monkeypatch.delenv("PAGECORE_PREBUILT", raising=False)
