@@ -174,7 +174,7 @@ def test_blocks_that_one_of_the_listed_has_in_part_are_not_published():
 
 @pytest.mark.parametrize("layers", [SPEC, WINDOWED, [SPEC, WINDOWED]], ids=["full", "window", "both"])
 def test_forks_publish_what_all_of_them_hold_whatever_comes_back_with_them(layers):
-    """Two families of different lengths, of which one shares less than its longest member has, and a short sequence."""
+    """Two forks of 8 tokens, three that share 4 tokens of which one has 12, and a sequence with none computed."""
     cache = make(layers, num_blocks=40, max_sequences=8)
     space, other = SwapSpace(cache, num_blocks=40), SwapSpace(cache, num_blocks=9)
     first = cache.add_sequence(range(10))

@@ -54,11 +54,15 @@ def count_sequences(list sequences not None, BlockTables tables not None, object
         Tables of the rows of those that are not swapped out.
     pools : iterable of BlockPool
         The pool of each group.
+    block_size : int
+        Tokens of a block.
 
     Returns
     -------
-    num_resident, num_tokens, num_swapped, num_swapped_tokens : int
-        Sequences with a row, their computed tokens, and both of those that are swapped out.
+    num_resident, num_tokens : int
+        Sequences with a row, and their computed tokens.
+    num_swapped, num_swapped_tokens : int
+        Sequences that are swapped out, and their computed tokens.
     num_wasted : int
         Slots of held blocks without a computed token, over all groups; a shared block counts once, for its fullest
         holder.

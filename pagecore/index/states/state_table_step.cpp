@@ -97,7 +97,8 @@ int64_t StateTable::least_shortage(RowSpan rows, CountSpan counts, const TokenCo
   shared_.reserve(rows.size());
   holders_.resize(static_cast<size_t>(slots_.num_blocks()));
   const std::lock_guard lock(pools_);
-  for (BlockId slot = kNullBlock; slot < slots_.num_blocks(); ++slot)  // rows without a checkpoint count the null slot
+  // Resets the null slot, too: rows without a checkpoint decrement it below.
+  for (BlockId slot = kNullBlock; slot < slots_.num_blocks(); ++slot)
     holders_[static_cast<size_t>(slot)] = std::max(slots_.ref_count(slot), 0);
   if (!quantises_) {  // quantised checkpoints have no slots that a step could take
     for (const BlockId slot : released) --holders_[static_cast<size_t>(slot)];
