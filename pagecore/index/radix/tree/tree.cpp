@@ -122,7 +122,7 @@ RadixTree::Receipt RadixTree::lock_shared(Match& match, bool is_hit) {
   if (match.shared_node != kNoNode) reserve(1 + components_.num_cuts());
   queues_.begin_turn();
   note_reuse(match);
-  if (match.state != radix::kNoState) {  // at the end of its node, which keeps its id if another lock() has split it
+  if (match.state != radix::kNoState) {  // at the end of its node
     queues_.touch(match.node, components_.state(), is_hit);
     queues_.refresh(match.node, components_.state());
   }
@@ -167,7 +167,7 @@ RadixTree::Receipt RadixTree::lock_prefix(NodeId& node, int32_t& offset, int64_t
 
 RadixTree::Receipt RadixTree::pin_prefix(NodeId& node, int32_t& offset, int64_t blocks, uint32_t components,
                                          bool is_hit) {
-  // Another lock of the same tree may have split the node.
+  // An earlier lock of lock_all(), or lock_shared() before lock_ahead(), may have split the node.
   while (nodes_.at(node).depth >= blocks) node = nodes_.at(node).parent;
   offset = static_cast<int32_t>(blocks - nodes_.at(node).depth);
   if (offset < nodes_.at(node).size) node = structure_.split(node, offset);

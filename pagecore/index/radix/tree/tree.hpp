@@ -107,14 +107,14 @@ class RadixTree {
   // Blocks of the prefix of a receipt.
   [[nodiscard]] int64_t depth(NodeId end) const { return nodes_.end(end); }
 
-  // Receipts.
+  // Receipts. A match is valid until the tree changes, so it is locked once, but lock_ahead() follows lock_shared() of
+  // the same match. In lock_all(), the locks of earlier matches may split the nodes of later ones.
 
-  // Pins a match and counts the hit. Nothing may change the tree between match() and lock(). Updates the node and
-  // offset of the match.
+  // Pins a match and counts the hit. Updates the node and offset of the match.
   [[nodiscard]] virtual Receipt lock(Match& match, uint32_t components);
   // lock() for several matches, in order. Without full lanes, lock() removes what it leaves empty, and with it the
   // nodes of other matches: lock_all() does so after the last one. Later locks may split the nodes of earlier matches,
-  // which must not be used afterwards. Throws or changes nothing.
+  // which must not be used afterwards. If it throws, nothing has changed.
   virtual void lock_all(std::span<Match> matches, uint32_t components, std::span<Receipt* const> receipts);
   // Pins the shared prefix of a match instead, without the state, which counts as hit. A state that a sequence has read
   // is its own: evicting it from the tree takes nothing from the sequence. With `is_hit` false it is a use, and the hit
@@ -187,7 +187,7 @@ class RadixTree {
   // Sets the caller's clock to the later of `time` and its current value.
   void advance(double time) { queues_.advance(time); }
 
-  // Reservations, for callers whose own change must not fail half way. Each throws or changes nothing observable.
+  // Reservations, for callers whose own change must not fail half way. If one throws, nothing observable has changed.
   // unlock(), lock_again() and evict() of at most kReservedIds into `out` of reserve_evicted() never fail.
 
   static constexpr int64_t kReservedIds = 4096;
