@@ -5,6 +5,8 @@ import pytest
 
 from pagecore import AttentionSpec, PagedKVCache, UnsupportedOption
 from pagecore.serving import DraftTree, Request, Scheduler, State
+from pagecore.serving.scheduling.admission import Admission
+from pagecore.tiers import HostTier, Tiers
 
 
 def made(num_blocks=10_000, prefix_cache=True, **options):
@@ -298,6 +300,51 @@ def test_a_prompt_whose_cached_prefix_is_gone_is_held_back():
     scheduler.cache.clear_prefix_cache()
     assert counts_of(scheduler, hold_prompts=True) == {0: 1}
     assert counts_of(scheduler) == {0: 1, 4: 33}
+
+
+def test_a_prompt_of_which_the_pool_has_no_room_for_all_that_a_tier_has_is_held_back():
+    """10 blocks: 6 of an idle run and 1 of a decode; the tier has 4 blocks of the prompt, of which 3 fit."""
+    cache = PagedKVCache(AttentionSpec(1, 8), num_blocks=11, block_size=4, max_sequences=8)
+    scheduler, prompt = Scheduler(cache, headroom=0.0), np.arange(100, 117)
+    with Tiers(cache, HostTier(cache, num_blocks=40), write="through", min_tokens=1) as tiers:
+        scheduler.add(Request(0, prompt, 1))
+        counts_of(scheduler)
+        tiers.poll()
+        cache.clear_prefix_cache()
+        idle = scheduler.add(asked(1, 24, 1, resumable=True))
+        counts_of(scheduler)
+        scheduler.add(asked(2, 2, 9))
+        counts_of(scheduler)
+        assert cache.match_length(prompt) == 16
+        scheduler.add(Request(3, prompt, 2))
+        assert counts_of(scheduler, hold_prompts=True) == {2: 1}
+        scheduler.check_invariants()
+        scheduler.cancel(idle)
+        assert counts_of(scheduler, hold_prompts=True) == {2: 1, 3: 1}
+
+
+def test_a_prompt_whose_prefix_is_gone_once_it_is_pinned_again_is_held_back(monkeypatch):
+    """Two of four runs fit, and meanwhile the cached prefix of the third is evicted."""
+    scheduler = made(max_tokens_per_step=999)
+    prompts = [np.arange(100 * number, 100 * number + 33) for number in range(8)]
+    for prompt in prompts:
+        scheduler.add(Request(int(prompt[0]), prompt, 1))
+    scheduler.add(asked(7, 1, 99))
+    counts_of(scheduler)
+    for number, prompt in enumerate(prompts):
+        scheduler.add(Request(number, prompt, 9))
+
+    def fits(_, runs):
+        if len(runs) == 2 and runs[0].request.id == 3:
+            scheduler.cache.clear_prefix_cache()
+        return len(runs) < 4
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Admission, "_fits", fits)
+        assert counts_of(scheduler, hold_prompts=True) == {7: 1, 0: 1, 1: 1, 2: 1, 3: 1, 4: 1}
+    scheduler.check_invariants()
+    assert counts_of(scheduler, hold_prompts=True) == {7: 1, 0: 1, 1: 1, 2: 1, 3: 1, 4: 1}
+    assert counts_of(scheduler)[5] == 33
 
 
 def test_no_decode_gives_way_to_a_priority_while_prompts_are_held_back():

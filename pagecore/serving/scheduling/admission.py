@@ -41,7 +41,8 @@ class Admission:
     Attributes
     ----------
     stopped_at : Run or None
-        The first run of the queue that the pool cannot hold; it keeps its cached prefix pinned.
+        The first run of the queue that the pool cannot hold, or whose prefix has become too short for a step that holds
+        prompts back; it keeps its cached prefix pinned.
     """
 
     def __init__(self, roster: Roster, rows: StepRows, budget: int, limits: Limits) -> None:
@@ -79,6 +80,8 @@ class Admission:
         while not self._is_closed:
             stage, delayed = self._stage(size)
             fitting = self._count_fitting(stage) if stage else 0
+            if self._limits.holds_prompts:  # prefixes that were pinned again may be shorter
+                fitting = next((n for n, run in enumerate(stage[:fitting]) if run.num_tokens_left > 1), fitting)
             for run in stage[:fitting]:
                 self._admit(run)
             if fitting < len(stage):
@@ -168,6 +171,10 @@ class Admission:
             if self._roster.parked or self._roster.continuing:
                 self._roster.make_rows(self._limits.max_running - free_rows + run.samples, (*stage, run))
             self._pin(run)
+            if self._limits.holds_prompts and run.num_tokens_left > 1:  # the pool lacks room for all that a tier has
+                self._unpin([run])
+                self._is_closed = True
+                break
             if self._shared is not None and run in self._roster.pinned and self._shared.should_wait(run):
                 delayed[run] = len(stage)
                 self._roster.delay(run)
@@ -190,7 +197,10 @@ class Admission:
         return stage, delayed
 
     def _is_held_back(self, run: Run) -> bool:
-        """Return True if a run would compute more than one token of its prompt; it is not pinned for that."""
+        """Return True if a run would compute more than one token of its prompt; it is not pinned for that.
+
+        A prefix that tiers have may be shorter once it is pinned, because the pool lacks room for it.
+        """
         roster, held = self._roster, run.held
         computed = 0 if held is None else held.num_computed_tokens
         if held is None or (run in roster.pinned and run.pinned_news != roster.news):
