@@ -237,3 +237,19 @@ def test_encoder_outputs_of_cross_attention_count_once_for_a_digest():
     for options in ({"cross_tokens": 18}, {"cross_tokens": 15, "spans": [(0, 3, b"cat"), (9, 40, b"dog")]}):
         with pytest.raises(RequestError, match="needs 18 encoder tokens in one step; a step may compute 17"):
             Transcriber(max_encoder_tokens=17).add(0, [1, 2, 3], 1, **options)
+
+
+def test_steps_that_hold_prompts_back_write_no_encoder_output():
+    engine = Transcriber()
+    engine.add(0, [1, 2], 9, cross_tokens=12, cross_digest=b"x")
+    engine.drain(num_steps=1)
+    for number, tokens in enumerate([{"cross_tokens": 12, "cross_digest": b"x"}, {"cross_tokens": 0}], 1):
+        engine.add(number, [5], 9, **tokens)
+    engine.add(3, [5], 9, cross_tokens=16, cross_digest=b"y")
+    engine.add(4, [5], 9, cross_tokens=0)
+    step = engine.scheduler.schedule(hold_prompts=True)
+    assert [run.request.id for run in step.runs] == [0, 1, 2]
+    assert not np.asarray(step.batch.cross.new_lens).any()
+    engine.scheduler.abandon(step)
+    engine.drain()
+    assert engine.written == 12 + 16

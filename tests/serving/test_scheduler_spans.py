@@ -364,3 +364,46 @@ def test_nothing_gives_way_to_a_request_whose_span_waits():
     assert scheduler.schedule().counts == [1, 20]
     assert scheduler.num_preemptions == 0
     assert low in scheduler.running
+
+
+def test_a_request_that_is_held_back_for_its_image_takes_no_row_of_an_idle_run():
+    cache = PagedKVCache(AttentionSpec(1, 8), num_blocks=20, block_size=4, max_sequences=2, device="none")
+    scheduler = Scheduler(cache)
+    serve(scheduler, Request(0, [1, 2], 1, resumable=True))
+    scheduler.add(Request(1, [7], 9))
+    for number in range(3):
+        step = scheduler.schedule(hold_prompts=number > 0)
+        assert [run.request.id for run in step.runs] == [1]
+        scheduler.commit(step)
+        scheduler.accept(step, [5])
+        if number == 0:
+            scheduler.add(Request(2, [5], 9, spans=[(0, 1, b"cat")]))
+    assert (scheduler.num_idle, scheduler.num_reclaimed) == (1, 0)
+
+
+def test_steps_that_hold_prompts_back_run_no_encoder():
+    """The last token of three requests is in an image: in parts, after a cached prefix, and alone."""
+    embeddings = EmbeddingCache("1MiB")
+    scheduler = make(embeddings=embeddings, chunked_prefill_size=16)
+    serve(scheduler, Request(9, np.arange(16), 1))
+
+    def step(**options):
+        step = scheduler.schedule(**options)
+        counts = {run.request.id: count for run, count in zip(step.runs, step.counts, strict=True)}
+        scheduler.commit(step)
+        scheduler.accept(step, np.full(len(step.outputs), 5))
+        return counts, [digest for *_, digest in step.encoder_spans]
+
+    scheduler.add(Request(0, [7], 99))
+    scheduler.add(Request(1, np.full(17, 1), 9, spans=[(16, 19, b"cat")]))
+    assert step() == ({0: 1, 1: 16}, [])
+    scheduler.add(Request(2, np.arange(17), 9, spans=[(16, 17, b"dog")]))
+    scheduler.add(Request(3, [5], 9))
+    assert step(hold_prompts=True) == ({0: 1}, [])
+    embeddings.put(b"dog", np.zeros(8))
+    assert step(hold_prompts=True) == ({0: 1, 2: 1, 3: 1}, [])
+    assert step() == ({0: 1, 1: 1, 2: 1, 3: 1}, [b"cat"])
+    scheduler.add(Request(4, [5], 9, spans=[(0, 1, b"owl")], samples=2))
+    assert step(hold_prompts=True) == ({0: 1, 1: 1, 2: 1, 3: 1}, [])
+    assert step() == ({0: 1, 1: 1, 2: 1, 3: 1, 4: 1}, [b"owl"])
+    scheduler.check_invariants()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pagecore.serving.scheduling.crossing import match_options
 from pagecore.serving.scheduling.future import add_future, count_future, expected_blocks
 from pagecore.serving.scheduling.queue import Queue
+from pagecore.serving.scheduling.rows import is_held_back
 from pagecore.serving.scheduling.sharing import SharedPrompts
 from pagecore.storage.checks import ceil_div
 
@@ -81,7 +82,8 @@ class Admission:
             stage, delayed = self._stage(size)
             fitting = self._count_fitting(stage) if stage else 0
             if self._limits.holds_prompts:  # prefixes that were pinned again may be shorter
-                fitting = next((n for n, run in enumerate(stage[:fitting]) if run.num_tokens_left > 1), fitting)
+                load = self._rows.load
+                fitting = next((n for n, run in enumerate(stage[:fitting]) if is_held_back(run, load)), fitting)
             for run in stage[:fitting]:
                 self._admit(run)
             if fitting < len(stage):
@@ -165,13 +167,13 @@ class Admission:
             if budget <= 0 or run.samples > free_rows or lacks_states or has_delayed_most:
                 self._is_closed = True
                 break
-            if self._limits.holds_prompts and self._is_held_back(run):
+            if self._limits.holds_prompts and self._must_wait(run):
                 self._is_closed = True
                 break
             if self._roster.parked or self._roster.continuing:
                 self._roster.make_rows(self._limits.max_running - free_rows + run.samples, (*stage, run))
             self._pin(run)
-            if self._limits.holds_prompts and run.num_tokens_left > 1:  # the pool lacks room for all that a tier has
+            if self._limits.holds_prompts and is_held_back(run, load):
                 self._unpin([run])
                 self._is_closed = True
                 break
@@ -196,11 +198,14 @@ class Admission:
             free_states -= run.samples
         return stage, delayed
 
-    def _is_held_back(self, run: Run) -> bool:
-        """Return True if a run would compute more than one token of its prompt; it is not pinned for that.
+    def _must_wait(self, run: Run) -> bool:
+        """Return True if a run is surely held back; it is not pinned for that.
 
-        A prefix that tiers have may be shorter once it is pinned, because the pool lacks room for it.
+        A prefix that tiers have may be shorter once it is pinned, because the pool lacks room for it, and only a
+        sequence shows whether the cache has its encoder output.
         """
+        if self._rows.load.last_needs_output(run):
+            return True
         roster, held = self._roster, run.held
         computed = 0 if held is None else held.num_computed_tokens
         if held is None or (run in roster.pinned and run.pinned_news != roster.news):

@@ -71,9 +71,9 @@ def all_outputs(spans: Spans, length: int) -> int:
     return sum(_enlarge(sizes, digest, last - first) for first, last, digest in spans if first < length)
 
 
-def _spans(run: Run, count: int, outputs: Outputs) -> Iterator[tuple[int, int, bytes | int]]:
-    """Yield the spans of which the next `count` tokens of a prompt have a part and whose outputs are not kept."""
-    computed, length = run.sequence.num_computed_tokens, len(run.request.prompt)
+def _spans(run: Run, computed: int, count: int, outputs: Outputs) -> Iterator[tuple[int, int, bytes | int]]:
+    """Yield the spans of which the `count` tokens from `computed` on have a part and whose outputs are not kept."""
+    length = len(run.request.prompt)
     for first, last, digest in run.request.spans or ():
         if first >= min(computed + count, length):
             return
@@ -86,7 +86,8 @@ def encoder_spans(runs: list[Run], counts: list[int], num_decodes: int, outputs:
     found: dict[bytes | int, EncoderSpan] = {}
     for row in range(num_decodes, len(runs)):
         if runs[row].request.spans is not None:
-            for first, last, digest in _spans(runs[row], counts[row], outputs):
+            computed = runs[row].sequence.num_computed_tokens
+            for first, last, digest in _spans(runs[row], computed, counts[row], outputs):
                 known = found.get(digest)
                 if known is None or last - first > known.end - known.start:
                     found[digest] = EncoderSpan(row, first, last, digest)
@@ -134,6 +135,14 @@ class EncoderLoad:
         for _, size, key in self._needed(run, count):
             self._left -= _enlarge(self._sizes, key, size)
 
+    def needs_output(self, run: Run) -> bool:
+        """Return True if the next token of a prompt needs an output that is not kept."""
+        return any(True for _ in self._needed(run, 1))
+
+    def last_needs_output(self, run: Run) -> bool:
+        """Return True if the last token of a run, which needs no sequence, is in a span whose output is not kept."""
+        return any(True for _ in _spans(run, len(run.tokens) - 1, 1, self._outputs))
+
     def _needed(self, run: Run, count: int) -> Iterator[tuple[int, int, Hashable]]:
         """Yield position, tokens and key of each output that a part needs and that is not kept."""
         request, sequence = run.request, run.sequence
@@ -141,7 +150,7 @@ class EncoderLoad:
             digest = request.cross_digest
             key = run if digest is None else (request.namespace, digest)
             yield sequence.num_computed_tokens, request.cross_tokens, key
-        for first, last, digest in _spans(run, count, self._outputs):
+        for first, last, digest in _spans(run, sequence.num_computed_tokens, count, self._outputs):
             yield first, last - first, digest
 
 

@@ -77,7 +77,7 @@ class Limits:
     ratios : Ratios or None
         Course of the ratio of future tokens; None if admissions do not count them.
     holds_prompts : bool
-        True for a step that computes decodes, and of prompts only last tokens.
+        True for a step that computes decodes, and of prompts only last tokens, without outputs of encoders.
     """
 
     max_running: int

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pagecore.serving.scheduling.request import Run
     from pagecore.serving.scheduling.roster import Roster
 
-__all__ = ["StepRows", "list_decodes", "select"]
+__all__ = ["StepRows", "is_held_back", "list_decodes", "select"]
 
 
 @dataclass(slots=True)
@@ -83,6 +83,11 @@ class StepRows:
         return {name: listed + [None] * num_prompts for name, listed in options.items()}
 
 
+def is_held_back(run: Run, load: EncoderLoad) -> bool:
+    """Return True if a prompt has no row where prompts are held back: more than one token, or an encoder's work."""
+    return run.num_tokens_left > 1 or load.needs_output(run)
+
+
 def list_decodes(roster: Roster) -> list[Run]:
     """Return the running runs that decode in the next step.
 
@@ -99,7 +104,7 @@ def select(roster: Roster, limits: Limits, drafts: Drafts | None = None) -> tupl
     """Return rows for the running runs, and the tokens that the step has left for prompts.
 
     All decodes come first, with their drafts, then chunks of prompts in order of admission. Where prompts are held
-    back, those with more than one token left have no row.
+    back, those with more than one token left, or with an output of an encoder to compute, have no row.
     """
     decodes = list_decodes(roster)
     sequences: list[Sequence] = [run.held for run in decodes]  # type: ignore[misc]
@@ -110,7 +115,7 @@ def select(roster: Roster, limits: Limits, drafts: Drafts | None = None) -> tupl
     for run in roster.running if len(decodes) < len(roster.running) else ():
         if not run.prefilling:
             continue
-        if limits.holds_prompts and run.num_tokens_left > 1:
+        if limits.holds_prompts and is_held_back(run, load):
             rows.held.append(run)
             continue
         if not budget:

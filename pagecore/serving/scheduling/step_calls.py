@@ -55,9 +55,10 @@ class SchedulerSteps(SchedulerTurns):
             state slots allow after all decodes have their token. No run is preempted for a draft.
         hold_prompts : bool
             If True, while there are decodes the step computes no prompts but those of which one token is left, as after
-            an import: parts of running prompts wait, and admissions from the first run with more tokens on. For
-            data-parallel ranks, whose steps take as long as the longest, and for steps that a graph of decodes serves:
-            each row has one token, and its drafts. A caller that holds prompts back for ever starves them.
+            an import, and which needs no output of an encoder that is not kept, of a span or for cross attention: parts
+            of running prompts wait, and admissions from the first run with more to compute on. For data-parallel ranks,
+            whose steps take as long as the longest, and for steps that a graph of decodes serves: each row has one
+            token, and its drafts. A caller that holds prompts back for ever starves them.
 
         Returns
         -------

@@ -21,7 +21,7 @@ class ModelAdmission:
             if budget <= 0 or row.samples > self.free_rows() or lacks_states or skipped == self.max_running:
                 self.next_row = None if budget <= 0 or skipped == self.max_running else row
                 break
-            if self.holds and self.left_to(row) > 1:
+            if self.holds and (self.left_to(row) > 1 or self.last_needs_output(row)):
                 break
             self.make_rows(row)
             self.pin(row)

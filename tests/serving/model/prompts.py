@@ -31,6 +31,13 @@ class ModelPrompts:
             if digest not in self.outputs
         ]
 
+    def last_needs_output(self, row):
+        """Return True if the last known token is in a span whose output is nowhere."""
+        last = len(row.tokens) - 1
+        return last < len(row.request.prompt) and any(
+            first <= last < end and digest not in self.outputs for first, end, digest in row.request.spans or ()
+        )
+
     def before_span(self, row, count):
         """Return `count`, or the tokens before the first span whose output no longer fits the step."""
         coming = {digest: last - first for digest, (_, first, last) in self.encoded.items()}

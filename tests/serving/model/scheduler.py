@@ -157,7 +157,11 @@ class SchedulerModel(
             left -= count
         self.decode_counts = dict(zip(rows, counts, strict=True))
         budget, self.encoded = min(left, self.prefill), {}
-        self.held = [row for row in self.running if self.holds and row.is_prompt and row.left > 1]
+        self.held = [
+            row
+            for row in self.running
+            if self.holds and row.is_prompt and (row.left > 1 or self.missing_outputs(row, 1))
+        ]
         for row in self.running:
             if row.is_prompt and budget > 0 and row not in self.held:
                 count = self.part(row, budget)
