@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from pagecore.serving.scheduling import sharing
 from pagecore.serving.scheduling.request import Request
 from pagecore.serving.scheduling.scheduler import Scheduler
 from tests.serving.fake_cache import FakeCache
@@ -67,6 +68,38 @@ def test_prompts_with_an_equal_block_after_other_ones_do_not_wait():
         scheduler.add(Request(number, [number] * 4 + [9] * 8, 2))
     step = scheduler.schedule()
     assert [(run.request.id, count) for run, count in zip(step.runs, step.counts, strict=True)] == [(1, 8), (2, 8)]
+
+
+def asked_of_documents(scheduler, numbers, question=(9,) * 8):
+    """Queue a question about documents of one length, which are cached."""
+    documents = {number: np.full(40, 100 + number) for number in numbers}
+    for number, document in documents.items():
+        scheduler.add(Request(number, document, 1))
+    advance(scheduler)
+    return [scheduler.add(Request(number, np.append(documents[number], question), 1)) for number in numbers]
+
+
+def test_one_question_about_many_documents_compares_few_prompts(monkeypatch):
+    scheduler = Scheduler(FakeCache(1000, 4, max_sequences=64))
+    asked_of_documents(scheduler, range(40))
+    compared, equal = [], np.array_equal
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "array_equal", lambda *pair: compared.append(pair) or equal(*pair))
+        step = scheduler.schedule()
+    assert step.counts == [8] * 40
+    assert len(compared) == 1
+
+
+@pytest.mark.parametrize("collide", [False, True])
+def test_of_one_question_about_many_documents_only_equal_prompts_wait(monkeypatch, collide):
+    if collide:
+        monkeypatch.setattr(sharing, "hash", lambda _: 0, raising=False)
+    scheduler = Scheduler(FakeCache(1000, 4, max_sequences=64))
+    runs = asked_of_documents(scheduler, range(6))
+    for number in (4, 0, 5):
+        scheduler.add(Request(10 + number, runs[number].tokens, 1))
+    assert [run.request.id for run in scheduler.schedule().runs] == [0, 1, 2, 3, 4, 5]
+    assert [run.request.id for run in scheduler.waiting] == [14, 10, 15]
 
 
 def test_a_request_waits_once_where_the_blocks_cannot_be_reused():

@@ -25,10 +25,33 @@ __all__ = ["SharedPrompts"]
 Key = tuple[Hashable, int, bytes]
 
 
+class Prefixes:
+    """Token arrays of one length; they are hashed once there are two."""
+
+    def __init__(self) -> None:
+        self._first: NDArray[np.int32] | None = None
+        self._by_hash: dict[int, list[NDArray[np.int32]]] = {}
+
+    def add(self, tokens: NDArray[np.int32]) -> None:
+        """Add an array."""
+        if self._first is None:
+            self._first = tokens
+            return
+        if not self._by_hash:
+            self._by_hash[hash(self._first.tobytes())] = [self._first]
+        self._by_hash.setdefault(hash(tokens.tobytes()), []).append(tokens)
+
+    def __contains__(self, tokens: NDArray[np.int32]) -> bool:
+        alike = self._by_hash.get(hash(tokens.tobytes()), ()) if self._by_hash else (self._first,)
+        return any(np.array_equal(one, tokens) for one in alike if one is not None)
+
+
 class SharedPrompts:
     """The first new block of each prompt of a step.
 
-    Prompts are compared only if these blocks are equal: most prompts differ there, and some are long.
+    Prompts are compared only if these blocks are equal: most prompts differ there, and some are long. Where a second
+    prompt has an equal block, as when one question follows many documents, hashes of the prompts up to its end choose
+    which are compared. A call hashes a prompt once, so that the cost of a step is linear in its tokens.
 
     Parameters
     ----------
@@ -38,7 +61,7 @@ class SharedPrompts:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._blocks: dict[Key, list[NDArray[np.int32]]] = {}
+        self._blocks: dict[Key, Prefixes] = {}
         # Most steps admit one run, which is compared with nothing: keys are made when a second one asks.
         self._unread: list[tuple[Run, int]] = []
 
@@ -58,9 +81,10 @@ class SharedPrompts:
         if cached <= run.shared_at or end >= len(run.tokens) or (most is not None and end > most):
             return False
         for other, last in self._unread:
-            self._blocks.setdefault(self._key(other, last), []).append(other.tokens[:last])
+            self._blocks.setdefault(self._key(other, last), Prefixes()).add(other.tokens[:last])
         self._unread.clear()
-        return any(np.array_equal(one, run.tokens[:end]) for one in self._blocks.get(self._key(run, end), ()))
+        found = self._blocks.get(self._key(run, end))
+        return found is not None and run.tokens[:end] in found
 
     def _end(self, computed: int) -> int:
         return (computed // self._block_size + 1) * self._block_size
