@@ -70,7 +70,10 @@ class ModelCache:
         return self.cache.shortages([one.held for one in sequences], counts)
 
     def slots_of(self, sequence, swaps):
-        """Return the slots that a sequence holds, counted in the state table; checkpoints only for a swap_in."""
+        """Return the slots that a sequence holds; checkpoints only for a swap_in.
+
+        The lines mirror `Holdings`: they find wrong uses of its bounds, not a wrong bound.
+        """
         checkpoint = self.cache.checkpoint(sequence.held)
         slots = {self.cache.state_slot(sequence.held), self.cache.spare_slot(sequence.held)} - {0}
         return len(slots) + (swaps and checkpoint is not None)
