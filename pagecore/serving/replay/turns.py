@@ -79,7 +79,8 @@ class ReplayTurns:
     refusals : list of (int, RequestError)
         Lines of the turns that the cache could never hold, since the list was last cleared.
     separate : deque of TraceRequest
-        Requests that waited for a turn that was refused. They are longer, and the scheduler will refuse them, too.
+        Requests that waited for a turn that was refused, without the content of their prompts. They are longer, and the
+        scheduler will refuse them, too.
     """
 
     def __init__(
@@ -94,8 +95,9 @@ class ReplayTurns:
         self._earlier = found.earlier
         self._continued = set(found.earlier.values())
         self._runs: dict[int, Run] = {}  # by the number of the newest request of the conversation
-        # Turns that arrived before the end of the one before, with the tokens after those of that one as prompts.
-        self._coming: dict[Run, deque[TraceRequest]] = {}
+        # Turns that arrived before the end of the one before, each with its tokens after those of that one. To bound
+        # memory, the requests have no content.
+        self._coming: dict[Run, deque[tuple[TraceRequest, NDArray[np.int32]]]] = {}
         self._num_coming = 0
         self._ended_s: dict[Run, float] = {}
         self._fresh: dict[Run, Sequence | None] = {}  # runs whose turn has computed nothing, and what they held
@@ -141,8 +143,8 @@ class ReplayTurns:
         if self.is_continued(line):
             self._runs[line.number] = run
         lines = self._coming.setdefault(run, deque())
-        known = lines[-1].input_length + lines[-1].output_length if lines else run.last_length
-        lines.append(replace(line, hash_ids=None, token_ids=line.prompt()[known:].copy()))
+        known = lines[-1][0].input_length + lines[-1][0].output_length if lines else run.last_length
+        lines.append((replace(line, hash_ids=None, token_ids=None), line.prompt()[known:].copy()))
         self._num_coming += 1
         self._resume(run)
         return True
@@ -226,21 +228,22 @@ class ReplayTurns:
         lines = self._coming.get(run)
         if run.state is not State.IDLE or not lines:
             return
-        line = lines.popleft()
+        line, tokens = lines.popleft()
         self._num_coming -= 1
         self._drop_held(run)
         try:
             # The refusal names the turn, not the first request of its run.
             self._scheduler.check_request(line.number, line.input_length, line.output_length)
             # The tokens before are the prompts before and the generated answers.
-            self._scheduler.extend(run, line.prompt(), max_new_tokens=line.output_length)
+            self._scheduler.extend(run, tokens, max_new_tokens=line.output_length)
         except RequestError as error:
             self.refusals.append((line.line, error))
             self._scheduler.finish(run)
-            self.separate += lines
-            self._num_coming -= len(lines)
+            later = [one for one, _ in lines]
+            self.separate += later
+            self._num_coming -= len(later)
             self._forget(run)
-            self._runs.pop((lines[-1] if lines else line).number, None)
+            self._runs.pop((later[-1] if later else line).number, None)
             return
         self._turns += 1
         self._begun.add(run.request.id)

@@ -298,9 +298,10 @@ def test_turns_that_arrive_at_once_are_read_up_to_a_limit(most, tokens, monkeypa
     monkeypatch.setattr(replayer, "ReplayTurns", Watched)
 
     def watch(_scheduler, _metrics):
-        lists = made[0]._coming.values()
-        waiting.append(sum(map(len, lists)))
-        held.append(max((len(one.prompt()) for some in lists for one in some), default=0))
+        pairs = [pair for some in made[0]._coming.values() for pair in some]
+        waiting.append(len(pairs))
+        held.append(max((len(new) for _, new in pairs), default=0))
+        assert all(len(one.prompt()) == one.input_length and one.token_ids is None for one, _ in pairs)
 
     options = TIMED | {"blocks": 400, "max_running": 8}
     report = replay(lines, ReplayOptions(**options, turns="ids"), watchers=[watch])
