@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from pagecore import PagedKVCache
 from pagecore.serving import Request, Scheduler
-from pagecore.serving.replay.attend import SPEC
+from pagecore.serving.replay.attend import SPEC, placeholder_ids
 from pagecore.serving.replay.options import ReplayOptions
-from pagecore.serving.replay.replayer import placeholder_ids
 from pagecore.serving.replay.trace import read_trace, scan_trace
 
 
@@ -91,5 +90,5 @@ def record(trace: Path, requests: int, options: ReplayOptions) -> Log:
             scheduler.add(Request(line.number, line.prompt(), line.output_length))
     while (step := scheduler.schedule()) is not None:
         scheduler.commit(step)
-        scheduler.accept(step, placeholder_ids(step.outputs))
+        scheduler.accept(step, placeholder_ids([run.request for run in step.outputs]))
     return log

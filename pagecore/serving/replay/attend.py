@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pagecore.serving.scheduling.request import Request
     from pagecore.serving.scheduling.step import Step
 
-__all__ = ["SPEC", "TOLERANCE", "AttendCheck", "TokenVectors", "ids_at", "placeholder_id"]
+__all__ = ["SPEC", "TOLERANCE", "AttendCheck", "TokenVectors", "ids_at", "placeholder_id", "placeholder_ids"]
 
 SPEC = AttentionSpec(num_kv_heads=1, head_dim=64, dtype="float32", num_query_heads=4)
 # Largest relative error of any (token, head) row of float32 attention, in the Frobenius norm.
@@ -36,7 +36,12 @@ def placeholder_id(request: Request) -> int:
 
     The ids count down from the largest int32. No prompt of a trace contains them, and no two requests share one.
     """
-    return INT32_MAX - request.id
+    return int(placeholder_ids([request])[0])
+
+
+def placeholder_ids(requests: list[Request]) -> NDArray[np.int32]:
+    """Return the `placeholder_id` of each request."""
+    return INT32_MAX - np.array([request.id for request in requests], np.int32)
 
 
 def ids_at(request: Request, positions: NDArray[np.integer]) -> NDArray[np.int32]:
@@ -171,7 +176,7 @@ def _ids_of(
 ) -> NDArray[np.int32]:
     """Return the token ids of a step, row after row: first the decodes with one generated token each, then prompts."""
     ids = np.empty(len(positions), np.int32)
-    ids[:num_decodes] = [placeholder_id(request) for request in requests[:num_decodes]]
+    ids[:num_decodes] = placeholder_ids(requests[:num_decodes])
     start = num_decodes
     for request, length in zip(requests[num_decodes:], lengths[num_decodes:].tolist(), strict=True):
         ids[start : start + length] = ids_at(request, positions[start : start + length])

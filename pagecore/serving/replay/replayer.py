@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pagecore.errors import UnsupportedOption
 from pagecore.serving.checks import as_instance, check_callbacks
 from pagecore.serving.metrics import Metrics
 from pagecore.serving.pictures.timeline import Watcher
-from pagecore.serving.replay.attend import AttendCheck
+from pagecore.serving.replay.attend import AttendCheck, placeholder_ids
 from pagecore.serving.replay.build import build_cache, build_tiers, count_blocks
 from pagecore.serving.replay.options import ReplayOptions
 from pagecore.serving.replay.report import ReplayReport
@@ -21,11 +18,10 @@ from pagecore.serving.replay.trace import SkippedRows, Trace, TraceRequest, read
 from pagecore.serving.replay.trace_source import trace_name
 from pagecore.serving.replay.trace_turns import find_turns
 from pagecore.serving.replay.turns import ReplayTurns
-from pagecore.serving.scheduling.request import QueueFull, Request, RequestError, Run
+from pagecore.serving.scheduling.request import QueueFull, Request, RequestError
 from pagecore.serving.scheduling.step import Step
-from pagecore.storage.checks import INT32_MAX
 
-__all__ = ["placeholder_ids", "replay"]
+__all__ = ["replay"]
 
 
 def replay(
@@ -242,7 +238,7 @@ class _Replay:
 
     def _end(self, step: Step) -> None:
         """Accept placeholder token ids for the outputs of a step, and count the runs that finish."""
-        finished = self.scheduler.accept(step, placeholder_ids(step.outputs))
+        finished = self.scheduler.accept(step, placeholder_ids([run.request for run in step.outputs]))
         if self.clock is not None:
             self.clock.finish(finished)
         for run in finished:
@@ -308,8 +304,3 @@ class _Replay:
             turns=None if self.turns is None else self.turns.report(),
             passed=check is None or check.passed or metrics.steps == 0,
         )
-
-
-def placeholder_ids(outputs: Sequence[Run]) -> NDArray[np.int32]:
-    """Return one token id for each output, in place of ids sampled by a model; see `placeholder_id`."""
-    return INT32_MAX - np.array([run.request.id for run in outputs], np.int32)
