@@ -106,7 +106,7 @@ def print_columns(title: str, headings: list[str], lines: list[list[str]]) -> No
 
 
 def check_picture(option: str, path: Path) -> None:
-    """Raise MissingExtraError or UnwritableFileError if a picture cannot be drawn or its file not be written."""
+    """Raise MissingExtraError or UnwritableFileError if a picture cannot be drawn or its file cannot be written."""
     require(option, "matplotlib")
     if path.suffix.lower() not in ("", ".png"):
         raise UnwritableFileError(f"{option} {path}: the picture is a PNG file; use a name that ends in .png")
@@ -115,9 +115,11 @@ def check_picture(option: str, path: Path) -> None:
 
 @contextmanager
 def writing(option: str, path: Path) -> Iterator[None]:
-    """Raise UnwritableFileError for an OSError of the block, which writes a file."""
+    """Raise UnwritableFileError if the block, which writes a file, raises OSError."""
     try:
         yield
+    except UnwritableFileError:
+        raise
     except OSError as error:
         raise UnwritableFileError(f"{option} {path} cannot be written: {error.strerror or error}") from error
 

@@ -15,6 +15,8 @@ import pytest
 
 from pagecore.arrays.cuda.current import use_runtime
 from pagecore.cache import PagedKVCache
+from pagecore.cli.outcomes import UnwritableFileError
+from pagecore.cli.output import write_json
 from pagecore.errors import DeviceError
 from pagecore.serving import info
 from pagecore.serving.demo import DemoConfig
@@ -165,6 +167,14 @@ def test_a_report_is_written_to_a_fifo_with_a_reader(capsys, tmp_path, trace):
         assert json.loads(os.read(reading, 1 << 20))["requests_finished"] == 8
     finally:
         os.close(reading)
+
+
+def test_a_fifo_that_has_lost_its_reader_is_named_once(tmp_path):
+    fifo = tmp_path / "report.json"
+    os.mkfifo(fifo)
+    with pytest.raises(UnwritableFileError) as caught:
+        write_json(fifo, types.SimpleNamespace(as_json=dict))
+    assert str(caught.value) == f"--json {fifo} is a FIFO without a reader; start the reader first"
 
 
 def test_the_swap_space_is_reported(capsys, tmp_path, trace):
