@@ -202,7 +202,8 @@ class Admission:
         """Return True if a run is surely held back; it is not pinned for that.
 
         A prefix that tiers have may be shorter once it is pinned, because the pool lacks room for it, and only a
-        sequence shows whether the cache has its encoder output.
+        sequence shows whether the cache has its encoder output. Each step that holds prompts back looks the prefix of
+        the first run that waits up again: about 50 us for 100,000 cached tokens.
         """
         if self._rows.load.last_needs_output(run):
             return True

@@ -37,7 +37,8 @@ def prepare_step(
 
     Returns None for a step ahead of ids that are not accepted if it would have no rows, or if runs would have to be
     preempted: the accepted ids may end runs, whose blocks are then free. Returns None also if imports hold what the
-    next run lacks. With `hold_prompts` the rows have one token each and drafts, if runs decode.
+    next run lacks. With `hold_prompts` the rows have one token each and drafts, if runs decode, unless the last decode
+    gives way.
 
     Raises
     ------
