@@ -7,7 +7,7 @@ from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.manager.tiers import Tiers
 from tests.cuda.caches import block_bytes, poison
-from tests.cuda.test_host_tier import computed, make
+from tests.cuda.host_tiers import computed, make
 from tests.tiers.memory_store import MemoryStore
 
 PROMPT = range(61)  # 15 blocks
