@@ -156,18 +156,18 @@ def _num_kv_heads(key_cache: torch.Tensor) -> int:
     return num_kv_heads
 
 
-def take_limits(options: dict[str, Any]) -> None:
-    """Replace `window`, `chunk` and `sink_tokens` by the arguments of the operators."""
-    window = options.pop("window", None)
+def limits(window: Window, chunk: int | None, sink_tokens: int | None) -> dict[str, Any]:
+    """Return the arguments of the operators for the limits that are not None."""
+    given: dict[str, Any] = {}
     if window is not None:
-        options["window_left"], options["window_right"] = window_sides(window)
-    for name in ("chunk", "sink_tokens"):
-        given = options.pop(name, None)
-        if given is None:
+        given["window_left"], given["window_right"] = window_sides(window)
+    for name, count in (("chunk", chunk), ("sink_tokens", sink_tokens)):
+        if count is None:
             continue
-        if not isinstance(given, int | np.integer):
-            raise UnsupportedOption(f"{name} is {shown(given)}; it counts keys and must be an integer or None")
-        options[name] = min(int(given), _WINDOW_MAX)
+        if not isinstance(count, int | np.integer):
+            raise UnsupportedOption(f"{name} is {shown(count)}; it counts keys and must be an integer or None")
+        given[name] = min(int(count), _WINDOW_MAX)
+    return given
 
 
 def take_sealed(options: dict[str, Any]) -> None:

@@ -14,10 +14,10 @@ from pagecore.interop.torch.arguments import (
     Scale,
     Window,
     check_arguments,
+    limits,
     one_scale,
     per_head_scale,
     refuse_stream,
-    take_limits,
     take_sealed,
 )
 
@@ -78,8 +78,6 @@ def plan_attention(
         if cu_query_lens is not None:
             raise ShapeError("num_tokens is missing; with cu_query_lens, pass the number of rows of the query")
         num_tokens = seq_lens.shape[0]
-    limits: dict[str, Any] = {"window": window, "chunk": chunk, "sink_tokens": sink_tokens}
-    take_limits(limits)
     plan: torch.Tensor = registration.plan_attention(
         cu_query_lens,
         seq_lens,
@@ -87,7 +85,7 @@ def plan_attention(
         num_query_heads=num_query_heads,
         num_kv_heads=num_kv_heads,
         causal=causal,
-        **limits,
+        **limits(window, chunk, sink_tokens),
         tree=tree,
     )
     return plan
@@ -153,8 +151,8 @@ def paged_attention(
     PagecoreError
         As `pagecore.paged_attention`. Tracing a graph already raises for shapes, dtypes and devices.
     """
-    options |= {"window": window, "chunk": chunk, "sink_tokens": sink_tokens}
-    take_limits(options)
+    if window is not None or chunk is not None or sink_tokens is not None:
+        options |= limits(window, chunk, sink_tokens)
     if key_scale is not None:
         options["key_scale"] = per_head_scale("key_scale", key_scale, key_cache)
     if value_scale is not None:
@@ -163,13 +161,8 @@ def paged_attention(
         options["query_scale"] = per_head_scale("query_scale", query_scale, key_cache, SMALLEST_SCALE)
     if output_scale is not None:
         options["output_scale"] = one_scale("output_scale", output_scale, key_cache, SMALLEST_SCALE)
-    refuse_stream(options)
-    take_sealed(options)
-    if type(options.get("plan")) is ops.AttentionPlan:
-        raise UnsupportedOption(
-            "plan is an AttentionPlan, which the torch operator does not take; pass the result of "
-            "pagecore.interop.torch.plan_attention, or call pagecore.paged_attention"
-        )
+    if options:
+        _take_options(options)
     arrays = (query, key_cache, value_cache, block_table, seq_lens)
     if return_lse is not True and return_lse is not False:
         raise UnsupportedOption(f"return_lse is {shown(return_lse)}; it must be True or False")
@@ -189,6 +182,17 @@ def paged_attention(
     check_arguments(*arrays, out, options=options)
     registration.paged_attention_out(*arrays, out, **options)
     return out
+
+
+def _take_options(options: dict[str, Any]) -> None:
+    """Replace what the operators take by other arguments; refuse what they do not take."""
+    refuse_stream(options)
+    take_sealed(options)
+    if type(options.get("plan")) is ops.AttentionPlan:
+        raise UnsupportedOption(
+            "plan is an AttentionPlan, which the torch operator does not take; pass the result of "
+            "pagecore.interop.torch.plan_attention, or call pagecore.paged_attention"
+        )
 
 
 def merge_attention(

@@ -10,6 +10,9 @@ from pagecore.errors import UnsupportedOption
 from pagecore.interop.torch.plans import check_lengths, empty_plan
 from pagecore.ops.cuda.schedule._schedule import plan_lengths
 
+# Fields of SealedBlocks by the arguments of the operators.
+_SEALED = {f"sealed_{name}": name for name in ops.SealedBlocks._fields}
+
 
 def _write_kv(
     key: Any,
@@ -45,21 +48,25 @@ def _plan_attention(cu_query_lens: Any, seq_lens: Any, **options: Any) -> Any:
     has_sinks = options.get("sink_tokens", 0) > 0
     plan = empty_plan(seq_lens, options["num_tokens"], options["num_query_heads"], options["num_kv_heads"], has_sinks)
     if seq_lens.device.type == "cuda":
-        window = _window(options.pop("window_left", -1), options.pop("window_right", -1))
-        plan_lengths(plan, seq_lens, cu_query_lens, **options, window=window)
+        _take_window(options)
+        plan_lengths(plan, seq_lens, cu_query_lens, **options)
     return plan
 
 
-def _window(left: int, right: int) -> tuple[int, int] | None:
-    """Return a window; None if it is unbounded, because a chunk excludes a window."""
-    return None if left == right == -1 else (left, right)
+def _take_window(options: dict[str, Any]) -> None:
+    """Replace the sides of a window by `window`, unless it is unbounded: a chunk excludes a window."""
+    sides = (options.pop("window_left", -1), options.pop("window_right", -1))
+    if sides != (-1, -1):
+        options["window"] = sides
 
 
-def _paged_attention(*arrays: Any, window_left: int = -1, window_right: int = -1, **options: Any) -> Any:
-    planes = {name: options.pop(f"sealed_{name}", None) for name in ops.SealedBlocks._fields}
-    if any(plane is not None for plane in planes.values()):
-        options["sealed"] = ops.SealedBlocks(**planes)
-    return ops.paged_attention(*arrays, window=_window(window_left, window_right), **options)
+def _paged_attention(*arrays: Any, **options: Any) -> Any:
+    if options:
+        _take_window(options)
+        if not _SEALED.keys().isdisjoint(options):
+            planes = {name: options.pop(option, None) for option, name in _SEALED.items()}
+            options["sealed"] = ops.SealedBlocks(**planes)
+    return ops.paged_attention(*arrays, **options)
 
 
 def _paged_attention_lse(*arrays: Any, **options: Any) -> Any:
