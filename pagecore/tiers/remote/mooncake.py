@@ -24,6 +24,7 @@ from pagecore.tiers.store import Keys, Pieces
 # Results of Mooncake's client: no memory for an object, a buffer that is too small for it, an object that a client is
 # writing, absence, and an object that exists.
 NO_ROOM, INVALID, NOT_READY, NOT_FOUND, EXISTS = -200, -600, -703, -704, -705
+LEAST_SEGMENT = 16 << 20
 # A client that is closed asks the master, at this interval and for as long, whether it answers.
 HANG_SECONDS = 1.0
 
@@ -44,7 +45,8 @@ class MooncakeStore(ListingReporter, WorkerStore):
     hostname : str
         Name or IP address under which the other clients reach this process.
     segment_bytes : int
-        Memory that this process lends to the store; 0 for a client that lends none. At least one client must lend some.
+        Memory that this process lends to the store, 16 MiB or more; 0 for a client that lends none. At least one client
+        must lend some.
     buffer_bytes : int
         Memory of the client for its own messages.
     metadata : str
@@ -103,6 +105,10 @@ class MooncakeStore(ListingReporter, WorkerStore):
         replicas: int = 1,
     ) -> None:
         segment = require_int("segment_bytes", segment_bytes, min=0, max=None)
+        if 0 < segment < LEAST_SEGMENT:
+            raise ShapeError(
+                f"segment_bytes is {segment}; Mooncake's client lends {LEAST_SEGMENT} bytes or more: give 0 or as much"
+            )
         local = require_int("buffer_bytes", buffer_bytes, min=1 << 20, max=None)
         count = require_int("threads", threads, max=64)
         self._replicas = require_int("replicas", replicas, max=64)

@@ -246,8 +246,14 @@ def test_bad_arguments_are_refused(master, store):
         port = closed.getsockname()[1]
     with pytest.raises(StoreError, match=f"start mooncake_master --rpc_port={port}"):
         MooncakeStore(f"127.0.0.1:{port}", fingerprint=identity)
-    for options in ({"segment_bytes": -1}, {"buffer_bytes": 5}, {"threads": 0}, {"replicas": 0}):
-        with pytest.raises(ShapeError):
+    for options in (
+        {"segment_bytes": -1},
+        {"segment_bytes": (16 << 20) - 1},
+        {"buffer_bytes": 5},
+        {"threads": 0},
+        {"replicas": 0},
+    ):
+        with pytest.raises(ShapeError, match=next(iter(options))):
             MooncakeStore(master, fingerprint=identity, **options)
     blocks = Blocks(2, NBYTES)
     with pytest.raises(ShapeError, match="20001 bytes; an entry of lane 0 has 20000 bytes"):
