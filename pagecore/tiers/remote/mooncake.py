@@ -221,17 +221,17 @@ class _Session:
 
     def load(self, keys: Keys, pieces: Pieces, ok: NDArray[np.bool_]) -> str | None:
         """Read entries; one of another size is a miss and is deleted, and one that is being written is a miss."""
+        names = self._names(keys)
         error = None
-        for chosen in _without_repeats(keys):
-            loaded, reason = self._load_once(keys[chosen], pieces[chosen])
+        for chosen in _without_repeats(names):
+            loaded, reason = self._load_once([names[index] for index in chosen], pieces[chosen])
             ok[chosen] = loaded
             error = error or reason
         return error
 
-    def _load_once(self, keys: Keys, pieces: Pieces) -> tuple[NDArray[np.bool_], str | None]:
-        """Read entries of different keys."""
+    def _load_once(self, names: list[str], pieces: Pieces) -> tuple[NDArray[np.bool_], str | None]:
+        """Read entries of different names."""
         addresses, sizes = pieces.T.tolist()
-        names = self._names(keys)
         found = np.array(self._client.batch_get_into(names, addresses, sizes), np.int64)
         ok = found == pieces[:, 1].astype(np.int64)
         unfit = np.flatnonzero(~ok & ((found >= 0) | (found == INVALID))).tolist()
@@ -263,17 +263,18 @@ class _Session:
         """Do nothing: the store closes the client."""
 
 
-def _without_repeats(keys: Keys) -> list[NDArray[np.int64]]:
-    """Divide the indices of keys so that no part has a key twice: the client fills one buffer of a key in a call."""
-    seen: Counter[bytes] = Counter()
+def _without_repeats(names: list[str]) -> list[list[int]]:
+    """Divide the indices of names so that no part has a name twice: the client fills one buffer of a name in a call."""
+    if len(set(names)) == len(names):
+        return [list(range(len(names)))]
+    seen: Counter[str] = Counter()
     parts: list[list[int]] = []
-    for index, key in enumerate(keys):
-        name = key.tobytes()
+    for index, name in enumerate(names):
         if seen[name] == len(parts):
             parts.append([])
         parts[seen[name]].append(index)
         seen[name] += 1
-    return [np.array(part) for part in parts]
+    return parts
 
 
 def _reason(codes: NDArray[np.int64]) -> str | None:
