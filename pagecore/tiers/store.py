@@ -81,7 +81,7 @@ class EvictionReporter(Protocol):
         """
 
     def has(self, keys: Keys) -> NDArray[np.bool_]:
-        """Return True for each key whose entry is published now; nothing is held."""
+        """Return False for each key whose entry is known to have gone; nothing is held."""
 
 
 @runtime_checkable
