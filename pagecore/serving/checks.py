@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import SupportsFloat, TypeVar
 
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.storage.checks import as_float, shown
@@ -15,7 +15,7 @@ T = TypeVar("T")
 RATE_MIN, RATE_MAX = 1e-6, 1e15
 
 
-def as_rate(name: str, value: object, unit: str) -> float:
+def as_rate(name: str, value: SupportsFloat, unit: str) -> float:
     """Return a number per second as a float; raise ShapeError unless it is between 1e-6 and 1e15."""
     rate = as_float(name, value)
     if not RATE_MIN <= rate <= RATE_MAX:
