@@ -240,6 +240,7 @@ class RadixTree {
   [[nodiscard]] int64_t nodes_to_insert(const Offer& offer) const {
     return 3 + static_cast<int64_t>(offer.states.size() + offer.ranges.size()) + components_.num_cuts();
   }
+  void check_namespace(radix::NamespaceId space) const;
   void survey(const Offer& offer, NodeId parent, Inserted& out, radix::Suspects* suspects = nullptr);
   void commit(const Offer& offer, Receipt* receipt, const Inserted& out, radix::NodeStorage&& storage);
   void cut_path();
