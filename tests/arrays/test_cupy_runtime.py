@@ -338,6 +338,33 @@ def test_rows_are_copied_in_one_call_and_as_one_run_where_they_have_no_gaps(fake
     assert fake.calls == []
 
 
+def test_with_one_device_the_current_device_is_queried_once_in_a_thread(monkeypatch):
+    fake = FakeCuda(num_devices=1)
+    monkeypatch.setitem(sys.modules, "cupy", make_cupy(fake))
+    runtime = CupyRuntime()
+    runtime.fill(11, 255, 13, 0)
+
+    def refuse():
+        raise CUDARuntimeError("another query")
+
+    monkeypatch.setattr(sys.modules["cupy"].cuda.runtime, "getDevice", refuse)
+    runtime.fill(11, 255, 13, 0)
+    fake.failures["memGetInfo"] = CUDARuntimeError(BROKEN)
+    with pytest.raises(DeviceError, match=f"CUDA failed on cuda:0: {BROKEN}"):
+        runtime.memory_info(0)
+    refused = []
+
+    def query():
+        with pytest.raises(DeviceError, match="another query"):
+            runtime.fill(11, 255, 13, 0)
+        refused.append(True)
+
+    thread = threading.Thread(target=query)  # it has no context yet
+    thread.start()
+    thread.join()
+    assert refused
+
+
 def test_with_one_device_the_device_of_an_address_is_not_queried(monkeypatch):
     fake = FakeCuda(num_devices=1)
     monkeypatch.setitem(sys.modules, "cupy", make_cupy(fake))

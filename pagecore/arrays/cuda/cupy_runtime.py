@@ -304,7 +304,8 @@ class CupyRuntime:
         return slot
 
     def _on(self, device: int | None) -> CurrentDevice:
-        return CurrentDevice(self._runtime, self._driver, self._context, self._thread, device)
+        is_only = self._num_devices == 1
+        return CurrentDevice(self._runtime, self._driver, self._context, self._thread, device, is_only)
 
     def _relaxed(self) -> CaptureMode:
         return self._context.capture_mode(RELAXED)
