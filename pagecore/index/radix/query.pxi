@@ -64,7 +64,9 @@ cdef int set_digest(object digest, Digest* out) except -1:
         try:
             content = int.to_bytes(number, 32, "little", signed=True)
         except OverflowError:
-            raise ShapeError(f"a span's digest does not fit 256 bits: {shown(digest)}; give bytes or a smaller int") from None
+            raise ShapeError(
+                f"a span's digest does not fit 256 bits: {shown(digest)}; give bytes or a smaller int"
+            ) from None
         out.kind = -1
     memcpy(out.bytes.data(), <const char*> content, len(content))
     return 0
