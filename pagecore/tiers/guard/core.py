@@ -17,6 +17,7 @@ from pagecore.tiers.guard.counters import Counters
 from pagecore.tiers.guard.deadline import Deadline
 from pagecore.tiers.guard.staging import Region, StagingMemory, whole_pages
 from pagecore.tiers.guard.submission import remover_of, submitted
+from pagecore.tiers.resources import descriptors
 from pagecore.tiers.store import BlockStore, Done, Keys, Pieces
 
 # A staged load is cut into parts of this share of the staging memory, so that its copies and transfers overlap.
@@ -44,7 +45,13 @@ class Core:
         self.trailer = payload.FRAME_BYTES if is_framed else 0
         self.writes_late = bool(getattr(store, "writes_late", False))
         self.staging = StagingMemory(budget_bytes) if is_framed or self.writes_late else None
-        self.completions = Completions()
+        try:
+            with descriptors(store.name):
+                self.completions = Completions()
+        except BaseException:
+            if self.staging is not None:
+                self.staging.close()
+            raise
         self.counters = Counters()
         self.batches: dict[int, Batch] = {}
         self.in_store: dict[int, Part] = {}
@@ -54,10 +61,14 @@ class Core:
         try:
             self.adopt(store)
         except BaseException:
-            self.completions.close()
-            if self.staging is not None:
-                self.staging.close()
+            self.release()
             raise
+
+    def release(self) -> None:
+        """Release descriptor and staging memory; nothing was submitted."""
+        self.completions.close()
+        if self.staging is not None:
+            self.staging.close()
 
     # ---- submissions ----
 
