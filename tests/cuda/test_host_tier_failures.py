@@ -47,8 +47,10 @@ def test_a_call_that_cannot_note_its_copies_waits_for_them(cuda, call, pipelined
         "spill": lambda: tier.spill([3]),
         "promote": lambda: tier.promote(range(13)),
     }
+    waits = cuda.runtime.counts["synchronizes"]
     with pytest.raises(MemoryError, match="planted"):
         calls[call]()
+    assert cuda.runtime.counts["synchronizes"] > waits
     tier._transfers._running = []
     tier.pool.memory.tensor("cpu").numpy()[...] = 7
     poison(cuda, cache)
