@@ -275,9 +275,7 @@ cdef class PrefixCache:
         if length // self.block_size < sequence.computed // self.block_size:
             self.renew_version(sequence.hold)
         # A tier lacks what the sequence computes next in place of the blocks that it forgets.
-        sequence.hold.backed_up = min(sequence.hold.backed_up, length // self.block_size)
-        if sequence.hold.backed_up_state > length:
-            sequence.hold.backed_up_state = 0
+        sequence.hold.shorten_notes(length // self.block_size, length)
         if sequence.hold.is_tentative:
             sequence.hold.hit_blocks = min(sequence.hold.hit_blocks, length // self.block_size)
             sequence.hold.shared_blocks = min(sequence.hold.shared_blocks, length // self.block_size)

@@ -272,6 +272,23 @@ def test_leases_are_used_once():
     tier.check_invariants()
 
 
+def test_a_tier_that_is_closed_ends_its_leases_and_holds():
+    cache = cached()
+    tier = HostTier(cache, num_blocks=9)
+    tier.adopt(tier.reserve([[0, 1]]), range(8))
+    hold, lease = tier.hold(range(8)), tier.reserve([[2, 3]])
+    tier.close()
+    assert (tier.num_leases, tier.num_holds, lease.is_held) == (0, 0, False)
+    assert [pool.num_used for pool in tier.block_pools] == [0]
+    tier.check_invariants()
+    with pytest.raises(UnsupportedOption, match="the host tier is closed"):
+        tier.adopt(lease, range(16))
+    hold.release()
+    lease.release()
+    tier.check_invariants()
+    cache.check_invariants()
+
+
 def test_swapped_sequences_evict_what_the_tier_caches():
     cache = PagedKVCache(SPEC, num_blocks=20, block_size=4)
     tier = HostTier(cache, num_blocks=7, huge_pages=False)
@@ -412,6 +429,37 @@ def test_another_tier_of_the_cache_gets_its_own_copies(closes):
     assert second.unsaved(sequence, 99) == (0, 16)
     assert [second.backup(sequence), second.backup(sequence)] == [4, 0]
     assert (second.match(range(17)), second.list_changed([sequence])) == (16, [])
+
+
+def test_a_backup_to_one_tier_leaves_what_another_knows_of_the_sequence():
+    cache = PagedKVCache(SPEC, num_blocks=20, block_size=4)
+    tiers = [HostTier(cache, num_blocks=10, huge_pages=False) for _ in range(2)]
+    sequence = cache.add_sequence(range(16))
+    cache.commit(cache.prepare([sequence], 16))
+    assert [tier.backup(sequence) for tier in tiers] == [4, 4]
+    assert [tier.list_changed([sequence]) for tier in tiers] == [[], []]
+    cache.append_tokens(sequence, range(16, 20))
+    cache.commit(cache.prepare([sequence], 4))
+    assert [tier.list_changed([sequence]) for tier in tiers] == [[sequence]] * 2
+    assert tiers[1].backup(sequence) == 1
+    assert [tier.list_changed([sequence]) for tier in tiers] == [[sequence], []]
+    cache.truncate(sequence, 12)
+    assert [tier.list_changed([sequence]) for tier in tiers] == [[], []]
+    cache.append_tokens(sequence, range(50, 54))
+    cache.commit(cache.prepare([sequence], 4))
+    assert [tier.backup(sequence) for tier in tiers] == [1, 1]
+    cache.revoke_prefix(range(4))
+    assert [tier.unsaved(sequence, 99)[1] for tier in tiers] == [0, 0]
+
+
+def test_a_sequence_is_backed_up_to_any_number_of_tiers_one_after_the_other():
+    cache = PagedKVCache(SPEC, num_blocks=20, block_size=4)
+    sequence = cache.add_sequence(range(16))
+    cache.commit(cache.prepare([sequence], 16))
+    for _ in range(10):
+        with HostTier(cache, num_blocks=10, huge_pages=False) as tier:
+            assert [tier.backup(sequence), tier.backup(sequence)] == [4, 0]
+            assert tier.list_changed([sequence]) == []
 
 
 def test_a_failed_copy_of_one_tier_leaves_the_note_of_another():
