@@ -207,6 +207,8 @@ class RadixTree {
   void stop_journal() noexcept { journal_.stop(); }
   [[nodiscard]] bool has_journal() const { return journal_.is_on(); }
   void set_root(radix::NamespaceId space, radix::ContentHash root) { journal_.set_root(space, root); }
+  // Appends the roots that the changes since the last take_changes() name.
+  void list_journal_roots(std::vector<radix::ContentHash>& out) const { journal_.list_roots(out); }
   // Moves the changes since the last call to `out`; none without a journal.
   virtual void take_changes(radix::Changes& out) noexcept;
   // Everything that the tree holds as stored records, parents before their children.
