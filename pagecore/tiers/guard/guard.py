@@ -17,7 +17,7 @@ from pagecore.tiers.arguments import checked_keys, checked_pieces
 from pagecore.tiers.guard.abilities import StoreAbilities
 from pagecore.tiers.guard.batch import Kind, Part, run
 from pagecore.tiers.guard.breaker import Breaker
-from pagecore.tiers.guard.closing import ClosingStore
+from pagecore.tiers.guard.closing import ClosingStore, close_limit
 from pagecore.tiers.guard.core import Core
 from pagecore.tiers.guard.deadline import Deadline
 from pagecore.tiers.guard.health import GuardHealth, health_of
@@ -197,8 +197,9 @@ class Guard(StoreAbilities):
                 parts.callback(self._close_staging)
             if store is not None:
                 self._closing.append(ClosingStore(store, self._destroyed))
+            limit = close_limit()
             for each in (*self._closing, *self._refused):
-                parts.callback(each.wait)
+                parts.callback(each.wait, limit)
 
     def _close_staging(self) -> None:
         """Unmap the staging memory, unless a transfer of a store that does not close may still write to it."""
