@@ -128,7 +128,7 @@ def roots_of(tree):
 
 
 @pytest.mark.parametrize("inserts", [True, False])
-def test_namespaces_that_come_and_go_leave_nothing_although_nobody_takes_the_changes(inserts):
+def test_namespaces_that_come_and_go_leave_nothing_although_the_changes_are_not_taken(inserts):
     tree = RadixTree(1)
     tree.start_journal(max_bytes=1000)
     tree.insert([1], [1], namespace="kept")
@@ -157,7 +157,8 @@ def test_a_journal_names_the_namespaces_of_its_changes_although_they_are_gone():
     named = [change.namespace for change in tree.take_changes().to_list() if change.is_stored]
     assert named == [f"tenant {i}" for i in range(1000)]
     tree.insert([1], [1], namespace="last")
-    assert roots_of(tree) < 2100
+    tree.take_changes()
+    assert roots_of(tree) < 100
 
 
 def test_a_log_outlives_the_tree_and_its_namespaces():

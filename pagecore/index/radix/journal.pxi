@@ -118,6 +118,8 @@ cdef class RadixJournal(RadixInsertion):
         cdef ChangeLog log = ChangeLog.__new__(ChangeLog)
         log.block_size = self.block_size
         log.keys = self.root_keys
+        if len(self.root_keys) > 2 * len(self.spaces) + FEW_ROOTS:
+            self._forget_roots()  # first, because it may fail; the log has the dictionary before
         self.native.take_changes(log.native)
         return log
 

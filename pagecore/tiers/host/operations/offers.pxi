@@ -1,4 +1,4 @@
-"""What host tiers were offered of sequences, and what the device knows of a sequence that a tier asks for."""
+"""Notes of what host tiers were offered of sequences, and facts about a sequence for which a tier asks."""
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
 
