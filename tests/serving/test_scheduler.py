@@ -1,6 +1,8 @@
 """The scheduler over the plain-Python fake cache and over the real cache."""
 
+import gc
 from collections import defaultdict
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -373,3 +375,16 @@ def test_a_malformed_request_is_refused(prompt, new, samples, error):
 def test_invalid_limits_are_refused(limits):
     with pytest.raises(ShapeError):
         Scheduler(FakeCache(8), **limits)
+
+
+def test_runs_and_requests_can_be_keys_of_weak_mappings():
+    scheduler = Scheduler(FakeCache(8))
+    asked = Request("chat 7", [1, 2, 3], 2)
+    of_runs, of_requests = WeakKeyDictionary(), WeakKeyDictionary()
+    of_runs[scheduler.add(asked)], of_requests[asked] = 1, 2
+    assert (len(of_runs), len(of_requests)) == (1, 1)
+    del asked
+    (run,) = drain(scheduler)
+    del run, scheduler
+    gc.collect()
+    assert (len(of_runs), len(of_requests)) == (0, 0)

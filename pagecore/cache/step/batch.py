@@ -172,7 +172,8 @@ class Batch:
     def state_write(self) -> Tensor:
         """Slot for the state after the new tokens of each sequence: int32 ``[max_sequences]``; 0 for padding.
 
-        It is the slot of `state_read` if the specs have ``in_place=True``. Slot 0 may be written, and keeps nothing.
+        It is the slot of `state_read` if the specs have ``in_place=True``, except in rows with slots in `draft_write`:
+        there it is the last of these. Slot 0 may be written, and keeps nothing.
         """
         return self._of_states.state_write
 

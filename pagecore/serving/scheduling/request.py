@@ -7,7 +7,7 @@ from collections.abc import Sequence as Listed
 from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -57,14 +57,14 @@ class State(Enum):
     CANCELLED = "cancelled"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Request:
     """A prompt, the number of tokens to generate, the number of samples, and the tokens that end them early.
 
     Parameters
     ----------
-    id : int
-        The caller's number for the request; the scheduler does not interpret it.
+    id : object
+        The caller's name for the request, such as a number or a string; the scheduler does not interpret it.
     prompt : array_like of int
         Token ids `[n]`, n >= 1; kept as int32, and aliased if it is an int32 array.
     max_new_tokens : int
@@ -117,7 +117,7 @@ class Request:
         them.
     """
 
-    id: int
+    id: Any
     prompt: NDArray[np.int32]
     max_new_tokens: int
     samples: int = 1
@@ -262,6 +262,7 @@ class Run:
     """
 
     __slots__ = (
+        "__weakref__",
         "arrival",
         "came_late",
         "displaced",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pagecore.errors import InvalidSequence, UnsupportedOption
 from pagecore.serving.scheduling.crossing import check_cross, check_retention
+from pagecore.serving.scheduling.exclusive import exclusive
 from pagecore.serving.scheduling.request import QueueFull, Request, Run
 from pagecore.serving.scheduling.view import SchedulerView
 from pagecore.storage.checks import as_tuple, flag, require_int, shown
@@ -28,6 +29,7 @@ class SchedulerRequests(SchedulerView):
     _num_added = 0
     _has_stops = False
 
+    @exclusive
     def add(self, request: Request) -> Run:
         """Queue a request.
 
@@ -106,6 +108,7 @@ class SchedulerRequests(SchedulerView):
         """
         self._limits.check_request(id, num_prompt_tokens, max_new_tokens, samples)
 
+    @exclusive
     def cancel(self, run: Run) -> bool:
         """End a run in any state and free its blocks at once, also while its step is in flight.
 
@@ -133,6 +136,7 @@ class SchedulerRequests(SchedulerView):
         roster.cancel(run)
         return True
 
+    @exclusive
     def wait_for(self, run: Run, load: Load) -> None:
         """Let a run of the queue wait for a load while others pass it: of its prefix from stores, or of an import.
 
@@ -180,6 +184,7 @@ class SchedulerRequests(SchedulerView):
             roster.unpin(run)
         roster.loading[run] = load
 
+    @exclusive
     def make_import_room(self, run: Run, num_tokens: int | None = None) -> bool:
         """Let runs between two turns give way to an import for a run of the queue; call it before `start_import`.
 
@@ -221,6 +226,7 @@ class SchedulerRequests(SchedulerView):
         if run not in roster.waiting or has_own or run in roster.loading or run in roster.loaded:
             raise InvalidSequence(f"{run!r} cannot wait for a load; it must be in the queue, without sequence and load")
 
+    @exclusive
     def preempt_all(self, *, swap: bool = True) -> list[Run]:
         """Move all running runs to the front of the queue, so that no request holds memory of the cache.
 
@@ -260,6 +266,7 @@ class SchedulerRequests(SchedulerView):
             pass
         return preempted
 
+    @exclusive
     def preempt(self, runs: Iterable[Run], *, swap: bool = False) -> list[Run]:
         """Move some running runs to the front of the queue; the next `schedule` may admit them again.
 

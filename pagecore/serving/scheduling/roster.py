@@ -72,12 +72,21 @@ class Roster(AdmittedRuns):
         self.speculation = Speculation()
         self.num_prompt_steps = 0
 
+    @property
+    def may_be_interrupted(self) -> bool:
+        """True if an exception has interrupted a transition, or another thread is in one."""
+        return self._journal.is_open or self._has_lost_step
+
     def settle(self) -> None:
         """Complete or discard a transition that an exception interrupted."""
         self._journal.settle()
-        if self.batch.in_flight and not (self.steps and self.steps[-1].state is StepState.SCHEDULED):
-            # The exception came after the prepare and before the caller got the step.
+        if self._has_lost_step:
             self._abandon(self.running, lambda: None)
+
+    @property
+    def _has_lost_step(self) -> bool:
+        """True if the batch is prepared and no caller has the step."""
+        return self.batch.in_flight and not (self.steps and self.steps[-1].state is StepState.SCHEDULED)
 
     @property
     def step(self) -> Step | None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pagecore.cache.state._state import StateLock
 from pagecore.serving.scheduling.crossing import batch_tokens
 from pagecore.serving.scheduling.limits import choose_limits
 from pagecore.serving.scheduling.roster import Roster
@@ -59,7 +60,9 @@ class Scheduler(SchedulerSteps):
     Decisions depend on the calls and their arguments only, not on time or hashes: schedulers of several ranks that are
     made alike and get the same calls return the same steps. Their `embeddings` must hold the same digests.
 
-    A scheduler is not thread-safe: use it from one thread at a time. Only `figures` may be called from others.
+    Every method and property may be used from any thread: a call waits until that of another thread has returned, only
+    `figures` does not wait. The calls of one step, from `schedule` to `accept`, still have their order. In a child of
+    `os.fork`, no call of another thread is under way.
 
     Parameters
     ----------
@@ -228,4 +231,5 @@ class Scheduler(SchedulerSteps):
         cross = [tokens for tokens in (batch_tokens(cache, limits.max_running),) if tokens]
         trees = {"max_tree_tokens": limits.tree_tokens} if limits.tree_tokens else {}
         batches = [cache.make_batch(limits.max_running, limits.budget, *cross, **trees) for _ in range(num_batches)]
+        self._lock = StateLock()
         self._roster = Roster(cache, batches, swap_space, limits.ratios, policy)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pagecore.errors import ShapeError
 from pagecore.serving.scheduling.drafts import Proposed, read_drafts
 from pagecore.serving.scheduling.encoding import encoder_spans
+from pagecore.serving.scheduling.exclusive import exclusive
 from pagecore.serving.scheduling.outputs import (
     find_decodes,
     find_drafts,
@@ -41,6 +42,7 @@ class SchedulerSteps(SchedulerTurns):
 
     overlap: bool
 
+    @exclusive
     def schedule(
         self, drafts: Proposed | Mapping[Run, Proposed] | None = None, *, hold_prompts: bool = False
     ) -> Step | None:
@@ -125,6 +127,7 @@ class SchedulerSteps(SchedulerTurns):
         roster.steps = (*roster.steps, step)
         return step
 
+    @exclusive
     def commit(
         self,
         step: Step,
@@ -168,6 +171,7 @@ class SchedulerSteps(SchedulerTurns):
         roster.commit(step, verified)
         step.index_ns += perf_counter_ns() - start
 
+    @exclusive
     def abandon(self, step: Step) -> None:
         """Undo a step whose forward pass failed. No run advances; the next steps compute the same tokens.
 
@@ -183,6 +187,7 @@ class SchedulerSteps(SchedulerTurns):
         require_step(roster.steps, step, StepState.SCHEDULED, "abandon")
         roster.abandon(step)
 
+    @exclusive
     def accept(self, step: Step, ids: ArrayLike, finished: ArrayLike | None = None) -> list[Run]:
         """Take the sampled tokens of a committed step.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pagecore.cache.prefix.retention import validate_spans
 from pagecore.errors import InvalidSequence
+from pagecore.serving.scheduling.exclusive import exclusive
 from pagecore.serving.scheduling.extension import extended
 from pagecore.serving.scheduling.request import State, token_ids
 from pagecore.serving.scheduling.request_calls import SchedulerRequests
@@ -24,6 +25,7 @@ __all__ = ["SchedulerTurns"]
 class SchedulerTurns(SchedulerRequests):
     """Calls of a scheduler that concern the turns of a run."""
 
+    @exclusive
     def extend(
         self,
         run: Run,
@@ -105,6 +107,7 @@ class SchedulerTurns(SchedulerRequests):
             roster.unpin(run)
         roster.extend(run, request)
 
+    @exclusive
     def finish(self, run: Run) -> bool:
         """Let a run of a resumable request have no further turn.
 

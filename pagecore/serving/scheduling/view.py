@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pagecore.cache.state._state import Held
 from pagecore.errors import PagecoreError
+from pagecore.serving.scheduling.exclusive import exclusive
 from pagecore.serving.scheduling.figures import SchedulerFigures, read_figures
 from pagecore.serving.scheduling.roster_checks import check_roster
 
 if TYPE_CHECKING:
+    from pagecore.cache.state._state import StateLock
     from pagecore.serving.scheduling.request import Run
     from pagecore.serving.scheduling.reuse import Reuse
     from pagecore.serving.scheduling.roster import Roster
@@ -22,6 +25,7 @@ class SchedulerView:
     """Properties of a scheduler, read after an interrupted transition is settled."""
 
     _roster: Roster
+    _lock: StateLock
     max_running: int
 
     @property
@@ -35,11 +39,13 @@ class SchedulerView:
         return self._settled().steps
 
     @property
+    @exclusive
     def running(self) -> tuple[Run, ...]:
         """The admitted runs, in order of admission."""
         return tuple(self._settled().running)
 
     @property
+    @exclusive
     def waiting(self) -> tuple[Run, ...]:
         """The runs in the queue: preempted runs first, then the others in order of arrival.
 
@@ -48,16 +54,19 @@ class SchedulerView:
         return tuple(self._settled().waiting)
 
     @property
+    @exclusive
     def idle(self) -> tuple[Run, ...]:
         """The runs between two turns, in the order in which the last turn of each has ended."""
         return tuple(self._settled().idle)
 
     @property
+    @exclusive
     def loading(self) -> tuple[Run, ...]:
         """The runs of the queue that wait for a load, in the order in which their loads began."""
         return tuple(self._settled().loading)
 
     @property
+    @exclusive
     def holders(self) -> tuple[Run, ...]:
         """The runs that hold a row of the cache.
 
@@ -141,9 +150,10 @@ class SchedulerView:
         return self._settled().speculation
 
     def figures(self) -> SchedulerFigures:
-        """Return the counts of this scheduler; unlike everything else, other threads may call this at any time."""
+        """Return the counts of this scheduler, without waiting for a call of another thread."""
         return read_figures(self._roster)
 
+    @exclusive
     def check_invariants(self) -> None:
         """Recount the runs and what they hold; raise `PagecoreError` if the state is inconsistent."""
         roster = self._settled()
@@ -159,5 +169,8 @@ class SchedulerView:
         )
 
     def _settled(self) -> Roster:
-        self._roster.settle()
-        return self._roster
+        roster = self._roster
+        if roster.may_be_interrupted:
+            with Held(self._lock):  # once no other thread is in the middle of a transition
+                roster.settle()
+        return roster

@@ -24,6 +24,7 @@ class StoreAbilities:
     """The part of `Guard` that asks whether the store removes, lists, touches, links and reports entries."""
 
     _core: Core
+    _asked: tuple[object, EvictionReporter | None] = (None, None)  # a client of the store, and itself if it reports
     name: str
 
     @property
@@ -100,4 +101,8 @@ class StoreAbilities:
 
     def _reporter(self) -> EvictionReporter | None:
         store: object = self._core.store
-        return store if isinstance(store, EvictionReporter) else None
+        asked, reporter = self._asked
+        if store is not asked:  # `isinstance` takes ten times as long as the rest of a poll
+            reporter = store if isinstance(store, EvictionReporter) else None
+            self._asked = store, reporter
+        return reporter

@@ -161,6 +161,11 @@ class EvictionCalls(CacheObserver):
 
         Spilled ends of prefixes that wait for their beginnings are published and written, too. The next `poll` returns
         the requests that end meanwhile, except those that `wait` is called for first.
+
+        Raises
+        ------
+        UnsupportedOption
+            This process is a fork of the one that made the tiers, and stores had batches at that time.
         """
         timeout = checked_timeout(timeout)
         self._publish_spilled()

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -295,9 +295,15 @@ class StorePort:
             self._removals.remove(removal)
             self._submit(partial(_remove, self.store, removal.keys), len(removal.keys), removal.ended)
 
-    def _reporter(self) -> EvictionReporter | None:
+    @cached_property
+    def _as_reporter(self) -> EvictionReporter | None:
+        """The store, if it has the methods; `isinstance` takes longer than the rest of a poll."""
         store = self.store
-        return store if isinstance(store, EvictionReporter) and store.reports_evictions else None
+        return store if isinstance(store, EvictionReporter) else None
+
+    def _reporter(self) -> EvictionReporter | None:
+        store = self._as_reporter
+        return store if store is not None and store.reports_evictions else None
 
     def _note_evicted(self) -> None:
         if self.ledger.is_recording and (reporter := self._reporter()) is not None:

@@ -1,6 +1,7 @@
 """Events of device, host and stores: a mirror of all media equals the cache and its tiers at every sequence number."""
 
 import itertools
+import sys
 import time
 
 import numpy as np
@@ -304,6 +305,31 @@ def test_what_a_disk_evicts_has_its_events_at_once(tmp_path, model, is_guarded):
         evicted += followed.stores[0].stats().num_stored > disk.num_entries
     assert evicted > 10
     followed.close()
+
+
+def test_a_poll_with_a_publisher_asks_for_no_protocol_again(tmp_path):
+    cache = PagedKVCache(FULL, num_blocks=9, block_size=BLOCK)
+    fingerprint = Fingerprint.of(cache, model="m")
+    store = DiskStore(tmp_path, fingerprint=fingerprint, max_bytes="1MiB")
+    asked = []
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_name == "__instancecheck__":
+            asked.append(frame.f_locals["instance"])
+
+    with (
+        Tiers(cache, HostTier(cache, num_blocks=9), [store], fingerprint=fingerprint) as tiers,
+        EventPublisher(cache, tiers, endpoint="tcp://127.0.0.1:*"),
+    ):
+        for times in range(2):
+            sys.setprofile(note)
+            try:
+                tiers.poll()
+            finally:
+                sys.setprofile(None)
+            # `isinstance` with a protocol takes longer than the rest of a poll.
+            assert bool(asked) == (times == 0)
+            asked.clear()
 
 
 def test_what_a_resp_server_gives_up_has_its_events(private_resp):

@@ -1,5 +1,6 @@
 """Stores on a StoreSide: copies to nearer ones, ledgers, failures, and the end."""
 
+import os
 from threading import Thread
 from types import SimpleNamespace
 
@@ -236,3 +237,16 @@ def test_requests_that_are_waited_for_after_a_drain_are_returned_once(world):
         if len(requests) != 3:
             w.side.wait_for(request, None, w.side.take_ends)
     assert w.side.poll() == [requests[2]]
+
+
+def test_a_fork_waits_for_no_batch_of_its_parent(world, monkeypatch):
+    w = world()
+    request = w.side.request(PROMPT)
+    pid = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: pid + 1)
+    for wait in (w.side.drain, lambda: w.side.wait_for(request, None, w.side.poll)):
+        with pytest.raises(UnsupportedOption, match=f"batches of process {pid} were open when it forked this one"):
+            wait()
+    w.stores[0].finish_all()
+    assert w.side.drain()
+    assert request.has_ended

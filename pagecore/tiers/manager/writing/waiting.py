@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import time
 from abc import ABC, abstractmethod
@@ -24,6 +25,7 @@ class StoreWaits(ABC):
 
     def __init__(self, ports: tuple[StorePort, ...]) -> None:
         self.ports = ports
+        self._pid = os.getpid()
         self._unreturned: list[Request] = []  # ended in `drain`, until `poll` returns them
         self._epoll: select.epoll | None = select.epoll()
         for port in ports:
@@ -52,13 +54,15 @@ class StoreWaits(ABC):
     def drain(self, timeout: float | None = None) -> bool:
         """Wait until no batch is open, with polls; return False if `timeout` seconds pass first.
 
-        The next `poll` returns the requests that end meanwhile.
+        The next `poll` returns the requests that end meanwhile. Raises UnsupportedOption in a child of `os.fork` for
+        batches of the parent.
         """
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             self._keep_ends()
             if self.is_at_rest:
                 return True
+            self._require_own_process()
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
                 return False
@@ -72,6 +76,7 @@ class StoreWaits(ABC):
             left = 0.02 if end is None else min(end - time.monotonic(), 0.02)
             if request.has_ended or left <= 0:
                 break
+            self._require_own_process()
             self.wait(left)
         if request.has_ended:
             with self.held():
@@ -81,6 +86,7 @@ class StoreWaits(ABC):
         """Wait until the stores have answered, or another thread closes them; raise StoreError for entries kept."""
         while clearing.num_open and self._keep_ends_if_open():
             if clearing.num_open:
+                self._require_own_process()
                 self.wait(0.05)
         check_cleared(clearing)
 
@@ -97,6 +103,14 @@ class StoreWaits(ABC):
         """Take the ends of batches; the next `poll` returns the requests that end with them."""
         with self.held():
             self._unreturned += self.take_ends()
+
+    def _require_own_process(self) -> None:
+        """Raise UnsupportedOption in a child of `os.fork`, where no thread of the stores would end a batch."""
+        if os.getpid() != self._pid:
+            raise UnsupportedOption(
+                f"batches of process {self._pid} were open when it forked this one, which has no threads of its "
+                "stores: make tiers and stores here, or call drain before the fork"
+            )
 
     def _keep_ends_if_open(self) -> bool:
         """Take the ends of batches; return False if `close` has ended all of them."""
