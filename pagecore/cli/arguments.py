@@ -224,7 +224,11 @@ def _add_whatif(parser: argparse.ArgumentParser) -> None:
         metavar="TRACE",
         help="a Mooncake trace, token ids or KV events as JSON lines, or CSV; may end in .gz or .zst",
     )
-    parser.add_argument("--memory", default="8GiB..1TiB", help="KV memory, or a range such as 8GiB..1TiB (the default)")
+    parser.add_argument(
+        "--memory",
+        default="8GiB..1TiB",
+        help="KV memory, sizes such as 8GiB,64GiB, or a range such as 8GiB..1TiB (the default)",
+    )
     parser.add_argument("--points", type=int, default=57, metavar="N", help="sizes of the range (57)")
     parser.add_argument(
         "--block-size", type=int, nargs="+", default=[16], metavar="N", help="tokens of a block; a curve for each (16)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -34,8 +34,8 @@ class WhatIfOptions:
 
     Parameters
     ----------
-    memory : int or str
-        One size, or a range such as "8GiB..1TiB".
+    memory : int, str, or sequence of these
+        One size, a range such as "8GiB..1TiB", or a list of sizes such as "8GiB,64GiB".
     points : int
         Sizes of a range, in equal ratios.
     block_sizes : sequence of int
@@ -81,7 +81,7 @@ class WhatIfOptions:
         `bytes_per_token`; a model with an encoder.
     """
 
-    memory: int | str = "8GiB..1TiB"
+    memory: int | str | Sequence[int | str] = "8GiB..1TiB"
     points: int = 57
     block_sizes: tuple[int, ...] = (16,)
     policies: tuple[str, ...] = (LRU,)
@@ -189,9 +189,13 @@ class WhatIfOptions:
             )
 
 
-def _sizes(memory: int | str, points: int) -> list[int]:
+def _sizes(memory: int | str | Sequence[int | str], points: int) -> list[int]:
+    if isinstance(memory, str) and "," in memory:
+        memory = memory.split(",")
+    if isinstance(memory, list | tuple) and memory:
+        return sorted({_checked(size) for size in memory})
     if not isinstance(memory, str) or ".." not in memory:
-        return [_checked(memory)]
+        return [_checked(memory)]  # type: ignore[arg-type]
     low, _, high = memory.partition("..")
     first, last = _checked(low), _checked(high)
     if not first < last:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from pagecore.errors import ShapeError
 from pagecore.serving.replay import ReplayOptions, replay
 from pagecore.serving.whatif import WhatIfOptions, read_requests, what_if
 from pagecore.serving.whatif._stack import Numbers, Stack
@@ -185,6 +186,25 @@ def test_tiers_are_inclusive_caches(tmp_path):
     assert [tier.hit_tokens for tier in result.tiers] == [hits[0], hits[1] - hits[0], hits[2] - hits[1]]
     assert [tier.medium for tier in result.tiers] == ["GPU", "CPU", "DISK"]
     assert all(tier.hit_tokens > 0 for tier in result.tiers)
+
+
+@pytest.mark.parametrize("listed", [[100_000_000, "8MB", "8MB"], "100MB,8000000", (8_000_000, "100MB")], ids=repr)
+def test_a_list_of_sizes_has_the_hits_of_each(tmp_path, listed):
+    path = mooncake(tmp_path / "trace.jsonl", 7)
+
+    def hits(memory):
+        (curve,) = what_if(path, WhatIfOptions(memory=memory, block_sizes=(512,), bytes_per_token=TOKEN_BYTES)).curves
+        return curve.memory, curve.hit_tokens
+
+    singles = [hits(size) for size in (8_000_000, 100_000_000)]
+    assert hits(listed) == tuple([one[i][0] for one in singles] for i in range(2))
+    assert singles[0][1] != singles[1][1]
+
+
+@pytest.mark.parametrize("memory", [[], ["x"], "1GB,", [1, "1GB..2GB"]], ids=repr)
+def test_lists_that_have_no_sizes_are_refused(memory):
+    with pytest.raises(ShapeError, match="memory is"):
+        WhatIfOptions(memory=memory)
 
 
 def test_the_summary_counts_the_trace(tmp_path):
