@@ -1,7 +1,8 @@
 """Scheduler alone: a decode step of 256 runs, and whole requests, against a plain-Python scheduler and vLLM's.
 
 No model runs and the cache has no bytes. A step is schedule, commit and accept of ids that are known in advance. Drafts
-are given by their number, as for a drafter on the device, or as ids in lists; a fixed part of them is accepted.
+are given by their number, as for a drafter on the device, or as ids in lists; a fixed part of them is accepted. The
+plain-Python scheduler has no prefix cache: pagecore without one is listed next to it.
 """
 
 from __future__ import annotations
@@ -209,6 +210,7 @@ def _requests(bench: Bench) -> None:
     rows, number, new, rounds = bench.pick((256, 512, 32, 7), (8, 16, 4, 2), (256, 512, 32, 3))
     blocks = rows * ((PROMPT + new) // BLOCK + 1) + 1
     sides = _sides(bench, rows, blocks, rows * PROMPT, PROMPT + new)
+    sides["without prefix cache"] = Ours(rows, blocks, rows * PROMPT, reuse=False)
     # New prompts in each call, so that none is cached.
     first = dict.fromkeys(sides, 0)
 

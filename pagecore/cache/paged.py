@@ -280,8 +280,10 @@ class PagedKVCache(
         """
         ids = token_ids(tokens)
         is_tentative = flag("tentative", tentative)
-        cross = cross_request(self._parts, cross_tokens, cross_digest, namespace)
-        own_namespace = cross_namespace(namespace, cross_digest)
+        cross, own_namespace = None, namespace
+        if cross_tokens is not None or cross_digest is not None:
+            cross = cross_request(self._parts, cross_tokens, cross_digest, namespace)
+            own_namespace = cross_namespace(namespace, cross_digest)
         options = retention_options(self.eviction_policy, own_namespace, spans, priority, time_to_live, rank)
         most = reusable(len(ids), max_tokens)
         if self._parts.cross is not None and (cross is None or cross[1] is None):
@@ -323,7 +325,12 @@ class PagedKVCache(
         count, name = name_output(self._parts, require_int("num_tokens", num_tokens, 0), digest)
         lifecycle.set_cross(self._parts.state, sequence, count, name)
 
-    def append_tokens(self, sequences: Sequence | Iterable[Sequence], ids: ArrayLike | Iterable[ArrayLike]) -> None:
+    def append_tokens(
+        self,
+        sequences: Sequence | Iterable[Sequence],
+        ids: ArrayLike | Iterable[ArrayLike],
+        counts: ArrayLike | None = None,
+    ) -> None:
         """Make the ids of sampled tokens known; all or nothing.
 
         The call may follow the prepare, or even the commit, of the step that computes those tokens.
@@ -334,15 +341,19 @@ class PagedKVCache(
         ids : array_like of int
             ``[num_sequences]``, one for each sequence; ``[num_sequences, k]``, k for each; or a list with a list of
             ids for each, of any lengths. For a sequence that is not in a list also an id, or ``[k]``.
+        counts : array_like of int, optional
+            ``[num_sequences]``, for an array ``[num_sequences, k]``: the number of ids of each row that become known,
+            0 to k, such as the accepted tokens of a step with drafts; the other ids of the row are ignored.
 
         Raises
         ------
         ShapeError, UnsupportedDtype
-            Ids outside int32, or not one row of ids per sequence.
+            Ids outside int32, or not one row of ids per sequence; counts that do not fit the rows, or without such an
+            array.
         InvalidSequence
             An object that is not a sequence of this cache.
         """
-        lifecycle.append(self._parts.state, sequences, ids)
+        lifecycle.append(self._parts.state, sequences, ids, counts)
 
     def fork(self, sequence: Sequence, id: object = None) -> Sequence:
         """Add a sequence with the same tokens; the two share every block until one of them writes to it.

@@ -208,7 +208,19 @@ cdef void keep_slots(Slots values, int64_t* data) noexcept:
 
 def int32_array(obj, what, error):
     """Return a new int32 array, 0-d or 1-d, of any integers."""
-    return integer_array(obj, what, error, 32)
+    cdef Py_buffer buffer
+    cdef int32_t* data
+    cdef char width = lend(&buffer, obj) if type(obj) is ndarray else NEITHER
+    if width == NEITHER:
+        return integer_array(obj, what, error, 32)
+    try:
+        if width == INT64:
+            return integer_array(obj, what, error, 32)
+        array = new_int32(buffer.shape[0], &data)
+        memcpy(data, buffer.buf, buffer.len)
+        return array
+    finally:
+        PyBuffer_Release(&buffer)
 
 
 def integer_array(obj, what, error, bits):

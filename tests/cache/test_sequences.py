@@ -6,6 +6,7 @@ import pytest
 from pagecore import (
     InvalidSequence,
     ShapeError,
+    UnsupportedDtype,
     UnsupportedOption,
 )
 from tests.cache.caches import SPEC, WINDOWED, advance, make, normal
@@ -170,6 +171,43 @@ def test_ids_may_come_after_their_step():
     cache.append_tokens(sequences, [[9, 10], []])
     assert sequences[0].tokens.tolist() == [1, 2, 7, 9, 10]
     assert sequences[1].tokens.tolist() == [3, 8]
+
+
+def test_the_first_ids_of_each_row_of_a_table_become_known():
+    cache, choice = make(), np.random.default_rng(3)
+    sequences = [cache.add_sequence([number]) for number in range(4)]
+    known = [[number] for number in range(4)]
+    for kind in (np.int32, np.int64, np.int32):
+        table, counts = choice.integers(0, 999, (4, 3)).astype(kind), choice.permutation(4)
+        cache.append_tokens(sequences, table if kind == np.int64 else np.asfortranarray(table), counts)
+        for ids, row, count in zip(known, table.tolist(), counts, strict=True):
+            ids.extend(row[:count])
+    cache.append_tokens(sequences[0], np.array([[5, 6]]), [1])
+    known[0].append(5)
+    assert [sequence.tokens.tolist() for sequence in sequences] == known
+
+
+@pytest.mark.parametrize(
+    ("ids", "counts", "error", "message"),
+    [
+        (np.zeros((2, 3), int), [1, 4], ShapeError, r"counts\[1\] is 4; a row has 3 ids: give 0 to 3"),
+        (np.zeros((2, 3), int), [1, -1], ShapeError, r"counts\[1\] is -1"),
+        (np.zeros((2, 3), int), [1], ShapeError, r"ids has shape \(2, 3\), and there are 1 counts; expected 2 rows"),
+        (np.zeros((2, 3), int), 1, ShapeError, "there are 1 counts; expected 2 rows and counts"),
+        (np.zeros((3, 3), int), [1, 1, 1], ShapeError, r"ids has shape \(3, 3\)"),
+        (np.zeros((2, 3), int), [1.0, 2.0], UnsupportedDtype, "counts have dtype float64"),
+        (np.zeros((2, 3)), [1, 2], UnsupportedDtype, "token ids have dtype float64"),
+        (np.full((2, 3), 2**31), [1, 1], ShapeError, "token id 2147483648 does not fit 32 bits"),
+        ([[1, 2], [3, 4]], [1, 2], ShapeError, r"ids is not an array \[2, k\]; leave counts out"),
+        (np.zeros(2, int), [1, 1], ShapeError, r"ids is not an array \[2, k\]"),
+    ],
+)
+def test_counts_that_do_not_fit_a_table_are_refused_and_nothing_becomes_known(ids, counts, error, message):
+    cache = make()
+    sequences = [cache.add_sequence([1, 2]), cache.add_sequence([3])]
+    with pytest.raises(error, match=message):
+        cache.append_tokens(sequences, ids, counts)
+    assert [sequence.num_tokens for sequence in sequences] == [2, 1]
 
 
 def test_reorder_makes_beams_copies_of_their_parents():

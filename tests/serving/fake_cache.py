@@ -321,8 +321,11 @@ class FakeCache:
         sequence.space = None
         sequence.blocks = [self._take() for _ in range(count)]
 
-    def append_tokens(self, sequences, ids):
+    def append_tokens(self, sequences, ids, counts=None):
         assert len(sequences) == len(ids)
+        if counts is not None:
+            assert np.min(counts) > 0
+            ids = [row[:count] for row, count in zip(ids, counts, strict=True)]
         for sequence, some in zip(sequences, ids, strict=True):
             if not sequence.is_swapped:
                 self._known(sequence)

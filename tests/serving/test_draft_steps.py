@@ -172,6 +172,35 @@ def test_a_rectangular_array_is_read_up_to_the_accepted_tokens():
     assert [run.held.ids[-3:] for run in runs] == [[7, 8, 9], [*runs[1].request.prompt[-1:], runs[1].held.ids[-2], 4]]
 
 
+@pytest.mark.parametrize("form", ["lists", "table"])
+def test_runs_end_at_the_same_ids_of_a_table_and_of_lists(form):
+    """By a stop id, too early for `min_new_tokens`, at `max_new_tokens`, by a flag, cancelled, or not at all."""
+    scheduler = Scheduler(real(), max_running=6, share_prompts=False)
+    options = [{"stop_token_ids": (77,)}, {"stop_token_ids": (77,), "min_new_tokens": 4}, {}, {}, {}, {}]
+    news = [20, 20, 4, 20, 20, 20]
+    runs = [
+        scheduler.add(Request(number, np.arange(5 + number), new, **given))
+        for number, (new, given) in enumerate(zip(news, options, strict=True))
+    ]
+    advance(scheduler)
+    step = scheduler.schedule(3)
+    counts = [3, 3, 3, 2, 3, 1]
+    scheduler.commit(step, counts)
+    scheduler.cancel(runs[4])
+    ids = np.array([[10, 77, 11, 77], [12, 77, 13, 77], [1, 2, 3, 4], [5, 6, 8, 7], [8, 9, 9, 9], [77, 77, 77, 77]])
+    given = ids if form == "table" else [row[:count].tolist() for row, count in zip(ids, counts, strict=True)]
+    ended = scheduler.accept(step, given, [number == 3 for number in range(6)])
+    assert ended == [runs[0], runs[2], runs[3]]
+    last = [(run.tokens if run.held is None else run.held.tokens).tolist()[-4:] for run in runs]
+    first = [run.generated[0] for run in runs]
+    assert last == [
+        [4, first[0], 10, 77], [first[1], 12, 77, 13], [first[2], 1, 2, 3], [7, first[3], 5, 6],
+        [6, 7, 8, first[4]], [8, 9, first[5], 77],
+    ]  # fmt: skip
+    scheduler.check_invariants()
+    scheduler.cache.check_invariants()
+
+
 def test_the_prefix_cache_gets_accepted_tokens_only():
     scheduler, (run,) = decoding(8, cache=real(), new=9)
     text = run.held.tokens.tolist()

@@ -13,7 +13,7 @@ from pagecore.cache.sequences._sequences import as_list
 from pagecore.errors import ShapeError, UnsupportedDtype
 
 
-def append(CacheState state not None, sequences, ids):
+def append(CacheState state not None, sequences, ids, counts=None):
     """Append known ids: one for each sequence, a row of an array, or a list; see `PagedKVCache.append_tokens`."""
     cdef list listed = as_list(sequences)
     cdef Py_ssize_t count = len(listed)
@@ -22,7 +22,12 @@ def append(CacheState state not None, sequences, ids):
     cdef list checked
     cdef int64_t begin = 0
     cdef Py_ssize_t i
-    read_ids(one_row(ids) if isinstance(sequences, Sequence) else ids, count, flat, ends)
+    if isinstance(sequences, Sequence):
+        ids = one_row(ids)
+    if counts is None:
+        read_ids(ids, count, flat, ends)
+    else:
+        read_counted(ids, counts, count, flat, ends)
     _guard = Held(state.lock)
     state.begin()
     checked = []
@@ -99,6 +104,30 @@ cdef int read_ids(object ids, Py_ssize_t count, vector[int32_t]& flat, vector[in
     flat.assign(given.data, given.data + given.size)
     for i in range(count):
         ends.push_back((i + 1) * width)
+    return 0
+
+
+cdef int read_counted(
+    object ids, object counts, Py_ssize_t count, vector[int32_t]& flat, vector[int64_t]& ends
+) except -1:
+    """Write the first `counts[i]` ids of each row of an array to `flat`, and the end of each to `ends`."""
+    cdef Integers taken = as_integers(counts, "count", ShapeError)
+    cdef Integers given
+    cdef Py_ssize_t i, width
+    if isinstance(ids, (list, tuple)) or getattr(ids, "ndim", 0) != 2:
+        raise ShapeError(f"counts are given, and ids is not an array [{count}, k]; leave counts out, or give an array")
+    ids = np.asarray(ids)
+    if ids.shape[0] != count or taken.is_scalar or taken.size != count:
+        size = 1 if taken.is_scalar else taken.size
+        raise ShapeError(f"ids has shape {ids.shape}, and there are {size} counts; expected {count} rows and counts")
+    width = ids.shape[1]
+    given = as_integers(ids.reshape(-1), "token id", ShapeError)
+    for i in range(count):
+        if not 0 <= taken.data[i] <= width:
+            raise ShapeError(f"counts[{i}] is {taken.data[i]}; a row has {width} ids: give 0 to {width}")
+    for i in range(count):
+        flat.insert(flat.end(), given.data + i * width, given.data + i * width + taken.data[i])
+        ends.push_back(<int64_t>flat.size())
     return 0
 
 

@@ -43,6 +43,10 @@ class RetentionOptions:
     rank: float | None = None
 
 
+# Most sequences have no options.
+DEFAULT_OPTIONS = RetentionOptions()
+
+
 def retention_options(
     policy: str,
     namespace: Hashable,
@@ -52,6 +56,8 @@ def retention_options(
     rank: float | None = None,
 ) -> RetentionOptions:
     """Return the validated options of a sequence; its tokens are not needed."""
+    if namespace is spans is priority is time_to_live is rank is None:
+        return DEFAULT_OPTIONS
     if priority is not None and policy != "priority":
         raise UnsupportedOption(
             f"priority {shown(priority)} has no effect with policy {policy!r}; use eviction_policy='priority'"

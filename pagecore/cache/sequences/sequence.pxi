@@ -4,7 +4,7 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 
-import numpy as np
+from pagecore.index._integers cimport new_int32
 
 from pagecore.errors import InvalidSequence, NotEnoughMemory, ShapeError
 from pagecore.index._integers import int32_array
@@ -134,11 +134,10 @@ cdef class Sequence:
     @property
     def tokens(self):
         """The known token ids: int32 ``[num_tokens]``, a copy."""
-        cdef int32_t[::1] view
-        ids = np.empty(self.known, np.int32)
+        cdef int32_t* data
+        ids = new_int32(self.known, &data)
         if self.known:
-            view = ids
-            memcpy(&view[0], self.ids, self.known * sizeof(int32_t))
+            memcpy(data, self.ids, self.known * sizeof(int32_t))
         return ids
 
     def __enter__(self):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from pagecore.cache.sequences._sequences import Sequence
 from pagecore.cache.state._state import CacheState
@@ -23,6 +24,11 @@ class Sequences(Mapping[object, Sequence]):
         if found is None:
             raise KeyError(id)
         return found
+
+    def get(self, id: object, default: Any = None) -> Any:
+        """Return the sequence of an id, or `default`."""
+        found = self._state.find(id)
+        return default if found is None else found
 
     def __iter__(self) -> Iterator[object]:
         return iter([sequence.id for sequence in self._state.listed()])

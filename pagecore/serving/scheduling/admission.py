@@ -155,6 +155,7 @@ class Admission:
         """
         stage: list[Run] = []
         delayed: dict[Run, int] = {}
+        roster, limits, shared = self._roster, self._limits, self._shared
         budget, free_rows, free_states = self._budget, self._free_rows, self._free_states
         load = self._rows.load.copy()
         queue = self._queue
@@ -162,38 +163,39 @@ class Admission:
         taken = queue.take(size)
         self._is_closed = len(taken) < size
         for run in taken:
-            lacks_states = run.samples > free_states and bool(stage or self._roster.running)
-            has_delayed_most = queue.num_skipped == self._limits.max_running
+            lacks_states = run.samples > free_states and bool(stage or roster.running)
+            has_delayed_most = queue.num_skipped == limits.max_running
             if budget <= 0 or run.samples > free_rows or lacks_states or has_delayed_most:
                 self._is_closed = True
                 break
-            if self._limits.holds_prompts and self._must_wait(run):
+            if limits.holds_prompts and self._must_wait(run):
                 self._is_closed = True
                 break
-            if self._roster.parked or self._roster.continuing:
-                self._roster.make_rows(self._limits.max_running - free_rows + run.samples, (*stage, run))
+            if roster.parked or roster.continuing:
+                roster.make_rows(limits.max_running - free_rows + run.samples, (*stage, run))
             self._pin(run)
-            if self._limits.holds_prompts and is_held_back(run, load):
-                run.held_news = self._roster.news
+            if limits.holds_prompts and is_held_back(run, load):
+                run.held_news = roster.news
                 self._unpin([run])
                 self._is_closed = True
                 break
-            if self._shared is not None and run in self._roster.pinned and self._shared.should_wait(run):
+            if shared is not None and run in roster.pinned and shared.should_wait(run):
                 delayed[run] = len(stage)
-                self._roster.delay(run)
+                roster.delay(run)
                 queue.num_skipped += 1
                 continue
-            count = self._limits.parts.count(run, budget, load)
+            count = limits.parts.count(run, budget, load)
             if not count:
-                is_delayed = self._limits.parts.trees_delay(run, budget, load)
+                is_delayed = limits.parts.trees_delay(run, budget, load)
                 self._rows.trees_delay_span = is_delayed and self._fits([*stage, run])
                 self._unpin([run])
                 self._is_closed = self._waits_for_part = True
                 break
             stage.append(run)
-            load.add(run, count)
-            if self._shared is not None:
-                self._shared.add(run, count)
+            if load.is_limited:
+                load.add(run, count)
+            if shared is not None:
+                shared.add(run, count)
             budget -= count
             free_rows -= run.samples
             free_states -= run.samples
@@ -252,11 +254,11 @@ class Admission:
         Runs between two turns give their blocks up for that, unless all of them hold too few and others run.
         """
         is_alone = len(runs) == 1 and not self._roster.running
-        swaps = any(run.sequence.is_swapped for run in runs)
         while self._count_missing(runs):
             if not (self._roster.parked or self._roster.continuing):
                 return False
             missing = self._list_missing(runs)
+            swaps = any(run.sequence.is_swapped for run in runs)
             if not self._roster.reclaim_blocks(missing, keep=runs, must_suffice=not is_alone, swaps=swaps):
                 return False
         return True
@@ -291,12 +293,14 @@ class Admission:
         return add_future(runs, needs, ratio, self._roster.cache.block_size, self._limits.max_length)
 
     def _admit(self, run: Run) -> None:
-        run.came_late = self._queue is not None and self._queue.is_late(run)
+        queue, rows = self._queue, self._rows
+        run.came_late = queue is not None and queue.is_late(run)
         self._roster.admit(run)
-        count = self._limits.parts.count(run, self._budget, self._rows.load)
+        count = self._limits.parts.count(run, self._budget, rows.load)
         if count:
-            self._rows.add(run, count)
-            self._rows.load.add(run, count)
+            rows.add(run, count)
+            if rows.load.is_limited:
+                rows.load.add(run, count)
             self._needs += self._with_future([run], [run.num_tokens_left])
         else:
             # Prefixes of the stage were pinned again and became shorter: the run has its row in a later step.

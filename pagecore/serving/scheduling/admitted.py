@@ -11,7 +11,7 @@ from pagecore.serving.scheduling.crossing import lacks_room
 from pagecore.serving.scheduling.future import ratio_after_retraction
 from pagecore.serving.scheduling.loading import LoadingRuns
 from pagecore.serving.scheduling.request import Run, State
-from pagecore.serving.scheduling.reuse import Reuse
+from pagecore.serving.scheduling.reuse import Reuse, query_of
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -36,6 +36,9 @@ class AdmittedRuns(LoadingRuns):
     num_refused, num_displaced : int
         Requests that a full queue refused, and waiting runs that gave their places in it to others.
     reuse : Reuse
+    least_left : int
+        R5: no running run has fewer tokens left before its `last_length`. Each accepted id lowers the number, so that
+        most steps need not look at every run to know that none ends.
     has_samples : bool
         True once a request with several samples was added.
     """
@@ -48,6 +51,7 @@ class AdmittedRuns(LoadingRuns):
         self.num_preemptions = self.num_swaps = 0
         self.num_refused = self.num_displaced = 0
         self.reuse = Reuse()
+        self.least_left = 0
         self.has_samples = False
 
     @property
@@ -70,10 +74,11 @@ class AdmittedRuns(LoadingRuns):
         if run in self.pinned and run.hit_tokens:
             reuse = reuse.recovered(held.num_cached_tokens)
         elif run in self.pinned:
-            query = Reuse.of(held, len(run.tokens), self.cache.block_size)
+            query = query_of(held, len(run.tokens), self.cache.block_size)
         elif not run.hit_tokens:
             query = None  # an import looks no prefix up
         waiting_tokens = self.num_waiting_tokens - run.num_tokens_left
+        least_left = min(self.least_left, run.last_length - max(held.num_tokens, len(run.tokens)))
 
         def call() -> None:
             if is_back:
@@ -83,6 +88,7 @@ class AdmittedRuns(LoadingRuns):
             run.state = State.RUNNING
             run.num_reused_tokens, run.query = num_reused, query
             self.running[run] = None
+            self.least_left = least_left
             self._leave_queue(run)
             if self.loaded:
                 self.release_load(run)
@@ -155,6 +161,7 @@ class AdmittedRuns(LoadingRuns):
             for each in (run, *run.siblings):
                 each.take_request(request)
                 each.tokens = tokens
+            self.least_left = 0
             run.prefilling = True
             run.shared_at = run.matched_at = -1
             self.num_waiting_tokens = waiting_tokens

@@ -106,6 +106,7 @@ class EncoderLoad:
     """
 
     def __init__(self, most: int | None, outputs: Outputs) -> None:
+        self.is_limited = most is not None
         self._left = most
         self._outputs = outputs
         self._sizes: dict[Hashable, int] = {}  # tokens of each output that counts

@@ -106,7 +106,10 @@ class Limits:
         """Raise `RequestError` for a request that the cache cannot hold alone; see `Scheduler.check_request`."""
         num_prompt_tokens = require_int("num_prompt_tokens", num_prompt_tokens, max=None)
         max_new_tokens = require_int("max_new_tokens", max_new_tokens, 0, max=None)
-        samples = require_int("samples", samples, max=None)
+        self.check_size(id, num_prompt_tokens, max_new_tokens, require_int("samples", samples, max=None))
+
+    def check_size(self, id: object, num_prompt_tokens: int, max_new_tokens: int, samples: int) -> None:
+        """Raise `RequestError` as `check_request`, for the numbers of a `Request`, which has checked them."""
         # The last generated token is never computed.
         num_slots = num_prompt_tokens + max(max_new_tokens - 1, 0)
         if num_slots > self.max_length:
@@ -126,9 +129,11 @@ class Limits:
 
         The first step of a request computes what cross attention reads, and may begin with the longest output.
         """
+        if self.encoder_tokens is None:
+            return
         count = all_outputs if self.parts.whole_prompts else longest_output
         needed = count(request.spans or (), len(request.prompt)) + (request.cross_tokens or 0)
-        if self.encoder_tokens is not None and needed > self.encoder_tokens:
+        if needed > self.encoder_tokens:
             raise RequestError(
                 f"request {request.id} needs {needed} encoder tokens in one step; a step may compute "
                 f"{self.encoder_tokens}: raise max_encoder_tokens, or split the image or the audio"

@@ -7,7 +7,6 @@ L2: a load is released once its run is admitted, so that what it brought stays u
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -119,9 +118,13 @@ class LoadingRuns(IdleRuns):
     def _leave_cache(self, run: Run) -> None:
         """Remove the sequence of a run; an import may be removing its own."""
         held = self.found(run)
-        if held is not None:
-            with suppress(*([InvalidSequence] if run in self.loading else [])):
-                self.cache.remove(held)
+        if held is None:
+            return
+        try:
+            self.cache.remove(held)
+        except InvalidSequence:
+            if run not in self.loading:
+                raise
 
 
 def _is_beginning(held: Sequence, run: Run, load: Load) -> bool:

@@ -91,7 +91,11 @@ class PromptParts:
         0 if the part would end inside a span for which there is no room, or begins with one whose encoder output does
         not fit the load.
         """
-        most = load.fit(run, min(run.num_tokens_left, budget, self.tree_tokens or budget, self.chunk))
+        most = min(run.num_tokens_left, budget, self.chunk)
+        if self.tree_tokens:
+            most = min(most, self.tree_tokens)
+        if load.is_limited:
+            most = load.fit(run, most)
         count = self._up_to_checkpoint(run, most) if self.checkpoints else most
         if not (self.whole_spans or self.whole_prompts):
             return count

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from pagecore.cache import Sequence
-    from pagecore.serving.scheduling.reuse import Reuse
+    from pagecore.serving.scheduling.reuse import Query
 
 __all__ = ["QueueFull", "Request", "RequestError", "Run", "State"]
 
@@ -34,6 +34,7 @@ LEAST = {
     "cross_tokens": 0,
 }
 OPTIONAL = {"cross_tokens", "max_reused_tokens"}
+INT32 = np.dtype(np.int32)
 
 
 class RequestError(ShapeError):
@@ -141,8 +142,30 @@ class Request:
             raise ShapeError("prompt is empty; expected at least one token id")
         if not isinstance(self.stop_token_ids, tuple) or self.stop_token_ids:
             object.__setattr__(self, "stop_token_ids", _stop_ids(self.stop_token_ids))
-        object.__setattr__(self, "ignore_eos", flag("ignore_eos", self.ignore_eos))
-        object.__setattr__(self, "resumable", flag("resumable", self.resumable))
+        if self.ignore_eos is not False or self.resumable is not False:
+            object.__setattr__(self, "ignore_eos", flag("ignore_eos", self.ignore_eos))
+            object.__setattr__(self, "resumable", flag("resumable", self.resumable))
+        if not self._has_plain_numbers():
+            self._check_numbers()
+        if self.namespace is not None:
+            validate_namespace(self.namespace)
+        if self.spans is not None:
+            object.__setattr__(self, "spans", validate_spans(self.spans))
+        if self.cross_digest is not None:
+            _check_digest(self.cross_digest, self.cross_tokens)
+
+    def _has_plain_numbers(self) -> bool:
+        """Return True if the numbers are ints in their ranges, as those of most requests; False says nothing."""
+        return (
+            type(self.max_new_tokens) is type(self.min_new_tokens) is type(self.samples) is type(self.priority) is int
+            and 0 <= self.min_new_tokens <= self.max_new_tokens <= INT32_MAX
+            and 1 <= self.samples <= INT32_MAX
+            and -INT32_MAX <= self.priority <= INT32_MAX
+            and self.max_reused_tokens is None
+            and self.cross_tokens is None
+        )
+
+    def _check_numbers(self) -> None:
         for name, least in LEAST.items():
             value = getattr(self, name)
             if value is None and name in OPTIONAL:
@@ -156,10 +179,6 @@ class Request:
                 f"min_new_tokens is {self.min_new_tokens}, but max_new_tokens is {self.max_new_tokens}; generate more "
                 "tokens, or lower the minimum"
             )
-        validate_namespace(self.namespace)
-        if self.spans is not None:
-            object.__setattr__(self, "spans", validate_spans(self.spans))
-        _check_digest(self.cross_digest, self.cross_tokens)
 
     @property
     def num_slots(self) -> int:
@@ -172,8 +191,6 @@ class Request:
 
 
 def _check_digest(digest: object, num_tokens: int | None) -> None:
-    if digest is None:
-        return
     if isinstance(digest, bool) or not isinstance(digest, bytes | int):
         raise UnsupportedDtype(f"cross_digest is a {type(digest).__name__}; expected bytes or an int")
     if not num_tokens:
@@ -188,6 +205,8 @@ def _stop_ids(given: Iterable[int]) -> tuple[int, ...]:
 
 def token_ids(given: ArrayLike, name: str) -> NDArray[np.int32]:
     """Return a 1-D array of integers as int32; an int32 array is aliased."""
+    if type(given) is np.ndarray and given.dtype == INT32 and given.ndim == 1:
+        return given
     try:
         ids = np.asarray(given)
     except (TypeError, ValueError, RuntimeError) as refused:  # ragged lists, tensors of a device or without data
@@ -314,7 +333,7 @@ class Run:
         self.goes_first = False
         self.num_reused_tokens = 0
         self.hit_tokens: dict[str, int] = {}
-        self.query: Reuse | None = None  # what its first step adds to the statistics of reuse
+        self.query: Query | None = None  # what its first step adds to the statistics of reuse
         self.came_late: bool = parent is not None and parent.came_late
         self.displaced: Run | None = None
         self.held: Sequence | None = None

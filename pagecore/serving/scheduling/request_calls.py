@@ -27,7 +27,7 @@ class SchedulerRequests(SchedulerView):
     cache: PagedKVCache
     _limits: Limits
     _num_added = 0
-    _has_stops = False
+    _stop_ids: set[int]  # of all requests so far
 
     @exclusive
     def add(self, request: Request) -> Run:
@@ -56,9 +56,10 @@ class SchedulerRequests(SchedulerView):
         roster = self._settled()
         if not isinstance(request, Request):
             raise UnsupportedOption(f"expected a Request, got {shown(request)}")
-        self.check_request(request.id, len(request.prompt), request.max_new_tokens, request.samples)
-        self._limits.check_spans(request)
-        self._limits.check_encoder(request)
+        limits = self._limits
+        limits.check_size(request.id, len(request.prompt), request.max_new_tokens, request.samples)
+        limits.check_spans(request)
+        limits.check_encoder(request)
         check_cross(request.id, getattr(self.cache, "max_cross_tokens", None), request.cross_tokens)
         check_retention(self.cache, request)
         displaced = self._displaced_by(request)
@@ -66,7 +67,8 @@ class SchedulerRequests(SchedulerView):
         run = Run(request, samples=samples, owner=self, arrival=self._num_added)
         run.waits_since = roster.num_steps
         self._num_added += 1
-        self._has_stops = self._has_stops or bool(run.stops)
+        if run.stops:
+            self._stop_ids |= run.stops
         roster.has_samples = roster.has_samples or samples > 1
         run.displaced = displaced
         if displaced is None:

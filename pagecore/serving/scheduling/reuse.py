@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
     from pagecore.cache import Sequence
 
-__all__ = ["NO_REUSE", "POLICIES", "Reuse", "cache_options"]
+__all__ = ["NO_REUSE", "POLICIES", "Query", "Reuse", "cache_options", "query_of"]
+
+# Numbers that one query adds to the fields of `Reuse`.
+Query = tuple[int, int, int, int, int, int]
 
 # The policies that need no value for each prefix: recorded traffic has no priorities and no ranks. "none" turns the
 # prefix cache off.
@@ -76,19 +79,19 @@ class Reuse:
         """Share of the reusable blocks that was reused; 0 if there were none."""
         return self.prefix_hit_blocks / self.prefix_query_blocks if self.prefix_query_blocks else 0.0
 
-    @classmethod
-    def of(cls, sequence: Sequence, num_tokens: int, block_size: int) -> Reuse:
-        """Return the statistics of one query of some tokens, whose sequence has computed none of them."""
-        found = sequence.num_cached_tokens
-        return cls(num_tokens, found, sequence.num_matched_tokens, (num_tokens - 1) // block_size, found // block_size)
-
-    def counted(self, queries: Iterable[Reuse]) -> Reuse:
+    def counted(self, queries: Iterable[Query]) -> Reuse:
         """Return the statistics with those of further queries."""
-        return Reuse(*map(sum, zip(_values(self), *map(_values, queries), strict=True)))
+        return Reuse(*map(sum, zip(_values(self), *queries, strict=True)))
 
     def recovered(self, num_tokens: int) -> Reuse:
         """Return the statistics with cached tokens that a run finds when it is admitted again after its first step."""
         return replace(self, num_recovered_tokens=self.num_recovered_tokens + num_tokens)
+
+
+def query_of(sequence: Sequence, num_tokens: int, block_size: int) -> Query:
+    """Return what the query of some tokens adds, whose sequence has computed none of them."""
+    found = sequence.num_cached_tokens
+    return num_tokens, found, sequence.num_matched_tokens, (num_tokens - 1) // block_size, found // block_size, 0
 
 
 _values = attrgetter(*(field.name for field in fields(Reuse)))

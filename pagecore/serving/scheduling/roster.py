@@ -6,6 +6,7 @@ R2: a run in `running` has a sequence that is not swapped out. A run in `waiting
     `continuing`, what it computed in its last turn. For idle runs see `idle.py`.
 R3: the id of a run's sequence in the cache is the run.
 R4: of two open steps the first is committed; its ids are not accepted yet.
+R5: no running run has fewer than `least_left` tokens before its end.
 
 Every method is one transition: an all-or-nothing call of the cache, then `record`, which updates the attributes of the
 roster. A `Journal` runs the transition so that an exception (Ctrl-C, out of memory) cannot leave it half done.
@@ -104,7 +105,7 @@ class Roster(AdmittedRuns):
         """Commit a step, and fork the prompts that it completes into their samples; None accepts all tokens."""
         prompts = step.runs[step.num_decodes :]
         samples: dict[Run, list[Run]] = {}
-        for run in step.outputs[step.num_decodes :]:
+        for run in step.outputs[step.num_decodes :] if self.has_samples else ():
             if not run.has_ended:
                 # A sample that is not forked yet follows the first sample and has no sequence.
                 samples.setdefault(run.parent if run.parent and run.held is None else run, []).append(run)
@@ -133,6 +134,7 @@ class Roster(AdmittedRuns):
             self.reuse = reuse
             self.news, self.num_prompt_steps = news, prompt_steps
             step.accepted = None if accepted is None else accepted.counts
+            step._gained = None if accepted is None else accepted.gained
             step.state = StepState.COMMITTED
 
         def call() -> None:
@@ -161,17 +163,22 @@ class Roster(AdmittedRuns):
         going: list[Sequence],
         ids: NDArray[np.int32] | list[list[int]],
         finished: Mapping[Run, NDArray[np.int32]],
+        counts: NDArray[np.int64] | None = None,
     ) -> None:
-        """Append ids to each sequence of `going`, and end the finished runs, or their turns, with complete tokens."""
+        """Append ids to each sequence of `going`, and end the finished runs, or their turns, with complete tokens.
+
+        With `counts` the first ids of each row of a table, at least 1.
+        """
         steps = self.steps[1:]
         # Not counted by `commit`, which a device may wait for.
         speculation = self.speculation.counted(step) if step.has_drafts else self.speculation
         news = self.news + bool(finished)
+        least_left = self._least_left_after(ids, counts, finished)
         known = going[0].num_tokens if going else 0
 
         def call() -> None:
             if going:
-                self.cache.append_tokens(going, ids)
+                self.cache.append_tokens(going, ids, *(() if counts is None else (counts,)))
 
         def record() -> None:
             for run, tokens in finished.items():
@@ -190,12 +197,26 @@ class Roster(AdmittedRuns):
                 self._return_to_prompts(self.running)
                 self.must_accept = False
             self.news = news
+            self.least_left = least_left
             self.speculation = speculation
             step.finished = tuple(finished)
             step.state = StepState.ACCEPTED
             self.steps = steps
 
         self._journal.run(call, lambda: not going or going[0].num_tokens > known, record)
+
+    def _least_left_after(
+        self, ids: NDArray[np.int32] | list[list[int]], counts: NDArray[np.int64] | None, finished: Mapping[Run, object]
+    ) -> int:
+        """Return `least_left` after an accept. It is counted anew if it has become 0 and no run ends."""
+        if isinstance(ids, list):
+            most = max(map(len, ids), default=0)
+        else:
+            most = 1 if counts is None else int(counts.max(initial=0))
+        least = self.least_left
+        if least <= most and not finished:
+            least = min((run.last_length - run.sequence.num_tokens for run in self.running), default=0)
+        return max(least - most, 0)
 
     # -- inside --------------------------------------------------------------------------------------------------
 

@@ -18,12 +18,14 @@ __all__ = ["check_roster"]
 
 
 def check_roster(roster: Roster) -> None:
-    """Check R1 to R4, I1, I2, L1 and every count; raise `PagecoreError` if one does not hold."""
+    """Check R1 to R5, I1, I2, L1 and every count; raise `PagecoreError` if one does not hold."""
     _check(roster.is_settled, "a transition is open")
     for run in roster.running:
         is_held = run.held is not None and run.held is roster.found(run) and not run.held.is_swapped
         if not is_held or run.state is not State.RUNNING:
             _refuse(f"{run!r} is running without its sequence in the cache")
+        if run.last_length - run.sequence.num_tokens < roster.least_left:
+            _refuse(f"{run!r} has less than {roster.least_left=} tokens before its end")
     for run in roster.waiting:
         is_kept = run in roster.pinned or run in roster.continuing
         is_held = run.held is not None and (run.held.is_swapped or is_kept)

@@ -10,6 +10,8 @@ import numpy as np
 from pagecore.serving.scheduling.encoding import UNLIMITED, EncoderLoad
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from pagecore.cache import Sequence
     from pagecore.serving.scheduling.drafts import Drafts
     from pagecore.serving.scheduling.limits import Limits
@@ -28,7 +30,7 @@ class StepRows:
     counts: list[int]
     num_decodes: int
     drafts: Drafts | None = None
-    has_drafts: bool = False
+    num_drafts: NDArray[np.int64] | None = None  # those of each decode, if a decode has any
     load: EncoderLoad = UNLIMITED
     trees_delay_span: bool = False  # a prompt waits with a span that only trees leave without room
     held: list[Run] = field(default_factory=list)  # running prompts that the step holds back
@@ -41,6 +43,11 @@ class StepRows:
         self.counts.append(count)
 
     @property
+    def has_drafts(self) -> bool:
+        """True if a decode has drafts."""
+        return self.num_drafts is not None
+
+    @property
     def decode_counts(self) -> list[int]:
         """Tokens of each decode: one, and its drafts."""
         return self.counts[: self.num_decodes]
@@ -51,21 +58,24 @@ class StepRows:
         No run computes a token that it would not keep because of `max_new_tokens`.
         """
         self.drafts = drafts
-        rooms = [run.last_length - one.num_computed_tokens for run, one in zip(self.runs, self.sequences, strict=True)]
+        rooms = [run.last_length - run.held.num_computed_tokens for run in self.runs]  # type: ignore[union-attr]
         granted = np.minimum(np.array(rooms, np.int64) - 2, drafts.count(self.runs))
         granted = np.maximum(np.minimum(granted, limits.max_drafts), 0)
         total, most = int(granted.sum()), limits.budget - self.num_decodes
         if total > most:  # rows take from what the rows before them leave
             granted = np.diff(np.minimum(granted.cumsum(), most), prepend=0)
             total = most
-        self.counts = (granted + 1).tolist()
-        self.has_drafts = total > 0
+        self._grant(granted)
         return total
+
+    def _grant(self, num_drafts: NDArray[np.int64]) -> None:
+        self.counts[: self.num_decodes] = (num_drafts + 1).tolist()
+        self.num_drafts = num_drafts if num_drafts.any() else None
 
     def cut_drafts(self, most: int) -> None:
         """Leave each decode its first `most` drafts, or fewer."""
-        self.counts[: self.num_decodes] = [min(count, 1 + most) for count in self.decode_counts]
-        self.has_drafts = any(count > 1 for count in self.decode_counts)
+        if self.num_drafts is not None:
+            self._grant(np.minimum(self.num_drafts, most))
 
     def cut_prompts(self, counts: list[int]) -> None:
         """Give each row its count, and drop rows without tokens."""

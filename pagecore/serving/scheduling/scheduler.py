@@ -220,6 +220,7 @@ class Scheduler(SchedulerSteps):
             max_queued=max_queued,
             max_tree_tokens=max_tree_tokens,
         )
+        self._stop_ids = set()
         self.overlap = flag("overlap", overlap)
         self.cache = cache
         self.swap_space = swap_space

@@ -28,22 +28,21 @@ Key = tuple[Hashable, int, bytes]
 class Prefixes:
     """Token arrays of one length; they are hashed once there are two."""
 
-    def __init__(self) -> None:
-        self._first: NDArray[np.int32] | None = None
-        self._by_hash: dict[int, list[NDArray[np.int32]]] = {}
+    __slots__ = ("_by_hash", "_first")
+
+    def __init__(self, first: NDArray[np.int32]) -> None:
+        self._first = first
+        self._by_hash: dict[int, list[NDArray[np.int32]]] | None = None
 
     def add(self, tokens: NDArray[np.int32]) -> None:
         """Add an array."""
-        if self._first is None:
-            self._first = tokens
-            return
-        if not self._by_hash:
-            self._by_hash[hash(self._first.tobytes())] = [self._first]
+        if self._by_hash is None:
+            self._by_hash = {hash(self._first.tobytes()): [self._first]}
         self._by_hash.setdefault(hash(tokens.tobytes()), []).append(tokens)
 
     def __contains__(self, tokens: NDArray[np.int32]) -> bool:
-        alike = self._by_hash.get(hash(tokens.tobytes()), ()) if self._by_hash else (self._first,)
-        return any(np.array_equal(one, tokens) for one in alike if one is not None)
+        alike = [self._first] if self._by_hash is None else self._by_hash.get(hash(tokens.tobytes()), ())
+        return any(np.array_equal(one, tokens) for one in alike)
 
 
 class SharedPrompts:
@@ -64,11 +63,19 @@ class SharedPrompts:
         self._blocks: dict[Key, Prefixes] = {}
         # Most steps admit one run, which is compared with nothing: keys are made when a second one asks.
         self._unread: list[tuple[Run, int]] = []
+        # The run that was asked for last, which most likely is added next.
+        self._asked_for: Run | None = None
+        self._asked_key: Key = (None, 0, b"")
 
     def add(self, run: Run, count: int) -> None:
         """Note that the step computes `count` tokens of a prompt."""
-        end = self._end(run.sequence.num_computed_tokens)
-        if end <= run.sequence.num_computed_tokens + count:
+        computed = run.sequence.num_computed_tokens
+        end = self._end(computed)
+        if end > computed + count:
+            return
+        if run is self._asked_for and end == self._asked_key[1]:
+            self._note(self._asked_key, run)
+        else:
             self._unread.append((run, end))
 
     def should_wait(self, run: Run) -> bool:
@@ -81,10 +88,18 @@ class SharedPrompts:
         if cached <= run.shared_at or end >= len(run.tokens) or (most is not None and end > most):
             return False
         for other, last in self._unread:
-            self._blocks.setdefault(self._key(other, last), Prefixes()).add(other.tokens[:last])
+            self._note(self._key(other, last), other)
         self._unread.clear()
-        found = self._blocks.get(self._key(run, end))
+        self._asked_for, self._asked_key = run, self._key(run, end)
+        found = self._blocks.get(self._asked_key)
         return found is not None and run.tokens[:end] in found
+
+    def _note(self, key: Key, run: Run) -> None:
+        tokens, found = run.tokens[: key[1]], self._blocks.get(key)
+        if found is None:
+            self._blocks[key] = Prefixes(tokens)
+        else:
+            found.add(tokens)
 
     def _end(self, computed: int) -> int:
         return (computed // self._block_size + 1) * self._block_size

@@ -46,13 +46,12 @@ class Speculation:
 
     def counted(self, step: Step) -> Speculation:
         """Return the statistics with those of a committed step that has drafts."""
-        gained = step.accepted or []
-        rows = [
-            (count, taken)
-            for run, count, taken in zip(step.outputs[: step.num_decodes], step.counts, gained, strict=False)
-            if run.held is not None
-        ]
-        drafts, accepted = np.array(rows, np.int64).reshape(-1, 2).T - 1
+        assert step._num_drafts is not None
+        assert step._gained is not None
+        drafts, accepted = step._num_drafts, step._gained[: step.num_decodes] - 1
+        counts = [run.held is not None for run in step.outputs[: step.num_decodes]]
+        if not all(counts):
+            drafts, accepted = drafts[counts], accepted[counts]
         longest = 0 if step.parents is not None else int(drafts.max(initial=0))
         ends = np.bincount(accepted, minlength=1 + longest)  # rows by the number of accepted drafts
         added = ends[:0:-1].cumsum()[::-1].tolist()  # a row that accepted the third draft accepted the second, too

@@ -95,6 +95,8 @@ class Step:
     parents: list[NDArray[np.int64] | None] | None = None
     encoder_spans: list[EncoderSpan] = field(default_factory=list)
     accepted: list[int] | None = None
+    _num_drafts: NDArray[np.int64] | None = field(default=None, repr=False)  # as `num_drafts`, in a step with drafts
+    _gained: NDArray[np.int64] | None = field(default=None, repr=False)  # as `accepted`
     state: StepState = StepState.SCHEDULED
     finished: tuple[Run, ...] = ()
 

@@ -22,7 +22,14 @@ from pagecore.serving.scheduling.request import token_ids
 from pagecore.serving.scheduling.selection import prepare_step
 from pagecore.serving.scheduling.step import Step, StepState, no_indices
 from pagecore.serving.scheduling.turn_calls import SchedulerTurns
-from pagecore.serving.scheduling.verified import is_table, read_accepted, read_id_rows, sort_id_rows
+from pagecore.serving.scheduling.verified import (
+    is_table,
+    read_accepted,
+    read_id_rows,
+    read_id_table,
+    sort_id_rows,
+    sort_id_table,
+)
 from pagecore.storage.checks import flag
 
 if TYPE_CHECKING:
@@ -120,6 +127,7 @@ class SchedulerSteps(SchedulerTurns):
             find_drafts(rows, decodes) if rows.has_drafts else no_indices(),
             rows.options.get("parents"),
             encoder_spans(rows.runs, rows.counts, rows.num_decodes, self._limits.embeddings),
+            _num_drafts=rows.num_drafts,
         )
         if roster.ratios is not None and roster.ratio is not None and roster.num_preemptions == num_preemptions:
             roster.ratio = roster.ratios.decayed(roster.ratio)
@@ -227,17 +235,22 @@ class SchedulerSteps(SchedulerTurns):
         require_step(roster.steps, step, StepState.COMMITTED, "accept")
         flags = None if finished is None else read_flags(finished, len(step.outputs))
         going_ids: NDArray[np.int32] | list[list[int]]
-        if step.has_drafts or is_table(ids):
-            going, going_ids, complete = sort_id_rows(step, read_id_rows(ids, step, flags), flags)
-        else:
+        counts = None
+        if not step.has_drafts and not is_table(ids):
             tokens = token_ids(ids, "ids")
             if tokens.shape != (len(step.outputs),):
                 raise ShapeError(
                     f"ids have shape {tokens.shape}; expected one id for each of {len(step.outputs)} outputs"
                 )
-            ended = find_ended(step, tokens, flags) if self._has_stops or flags is not None else None
-            going, going_ids, complete = sort_outputs(step, tokens, ended)
+            may_end = flags is not None or (self._stop_ids and not self._stop_ids.isdisjoint(tokens.tolist()))
+            ended = find_ended(step, tokens, flags) if may_end else None
+            going, going_ids, complete = sort_outputs(step, tokens, ended, roster.least_left)
+        elif isinstance(ids, list | tuple):
+            going, going_ids, complete = sort_id_rows(step, read_id_rows(ids, step, flags), flags)
+        else:
+            table = read_id_table(ids, step)
+            going, going_ids, counts, complete = sort_id_table(step, table, flags, self._stop_ids, roster.least_left)
         start = perf_counter_ns()
-        roster.accept(step, going, going_ids, complete)
+        roster.accept(step, going, going_ids, complete, counts)
         step.index_ns += perf_counter_ns() - start
         return list(step.finished)

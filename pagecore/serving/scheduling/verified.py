@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from pagecore.serving.scheduling.request import Run
     from pagecore.serving.scheduling.step import Step
 
-__all__ = ["Accepted", "is_table", "read_accepted", "read_id_rows", "sort_id_rows"]
+__all__ = [
+    "Accepted",
+    "is_table",
+    "read_accepted",
+    "read_id_rows",
+    "read_id_table",
+    "sort_id_rows",
+    "sort_id_table",
+]
 
 
 class Accepted:
@@ -29,16 +37,21 @@ class Accepted:
     ----------
     counts : list of int
         Tokens that each output gains: its accepted drafts and one more.
-    by_row : list of int or None
+    gained : int64 array
+        The same numbers.
+    by_row : array of int or None
         Computed tokens of each row of the batch that stay; None if all do, or with `paths`.
     paths : list or None
         For a step with trees, the accepted path of each row; None for a row that is accepted whole.
     """
 
-    __slots__ = ("by_row", "counts", "paths")
+    __slots__ = ("by_row", "counts", "gained", "paths")
 
-    def __init__(self, counts: list[int], by_row: list[int] | None = None, paths: list[Any] | None = None) -> None:
-        self.counts = counts
+    def __init__(
+        self, gained: NDArray[np.int64], by_row: NDArray[np.int64] | None = None, paths: list[Any] | None = None
+    ) -> None:
+        self.gained = gained
+        self.counts: list[int] = gained.tolist()
         self.by_row = by_row
         self.paths = paths
 
@@ -67,11 +80,13 @@ def read_accepted(step: Step, accepted: ArrayLike | None, accepted_path: Listed[
     if accepted is None:
         if step.has_drafts:
             raise ShapeError("the step has drafts; pass accepted, the number of tokens that each output gains")
-        return Accepted([1] * len(step.outputs))
+        return Accepted(np.ones(len(step.outputs), np.int64))
     given = _integers(accepted, "accepted")
     if len(given) != len(step.outputs):
         raise ShapeError(f"accepted has {len(given)} numbers; expected one for each of {len(step.outputs)} outputs")
-    most = step.counts[: step.num_decodes] + [1] * (len(given) - step.num_decodes)
+    most = np.ones(len(given), np.int64)
+    if step._num_drafts is not None:
+        most[: step.num_decodes] += step._num_drafts
     wrong = np.flatnonzero((given < 1) | (given > most))
     if len(wrong):
         place = wrong[0]
@@ -79,9 +94,11 @@ def read_accepted(step: Step, accepted: ArrayLike | None, accepted_path: Listed[
             f"accepted[{place}] is {given[place]}; that output has {most[place] - 1} drafts and gains 1 to "
             f"{most[place]} tokens: count the accepted drafts and the token after them"
         )
-    counts: list[int] = given.tolist()
-    by_row = counts[: step.num_decodes] + step.counts[step.num_decodes :] if step.has_drafts else None
-    return Accepted(counts, by_row)
+    gained = given.astype(np.int64)
+    if not step.has_drafts:
+        return Accepted(gained)
+    prompts = step.counts[step.num_decodes :]
+    return Accepted(gained, np.append(gained[: step.num_decodes], prompts) if prompts else gained)
 
 
 def _read_paths(step: Step, accepted_path: Listed[ArrayLike | None]) -> Accepted:
@@ -111,7 +128,7 @@ def _read_paths(step: Step, accepted_path: Listed[ArrayLike | None]) -> Accepted
         if place < step.num_decodes:
             paths[place] = path
         counts.append(len(path))
-    return Accepted(counts, None, paths)
+    return Accepted(np.array(counts, np.int64), None, paths)
 
 
 def _as_array(given: ArrayLike, name: str) -> NDArray[Any]:
@@ -140,29 +157,43 @@ def is_table(ids: object) -> bool:
     return getattr(ids, "ndim", 1) == 2
 
 
-def read_id_rows(ids: Any, step: Step, flags: NDArray[np.bool_] | None) -> list[list[int]]:
-    """Return the ids that each output gains.
-
-    A 2-D array has a row for each output; what follows its accepted tokens is not read. A list has exactly the ids of
-    each output, or fewer for an output whose flag is set: it ends with the last one.
+def read_id_table(ids: Any, step: Step) -> NDArray[np.int32]:
+    """Return an array of ids with a row for each output; what follows its accepted tokens is not read.
 
     Raises
     ------
     ShapeError, UnsupportedDtype
         As `Scheduler.accept`.
     """
-    counts = step.accepted or [1] * len(step.outputs)
-    if not is_table(ids) and len(counts):
+    _require_rows(ids, step)
+    table = _as_array(ids, "ids")
+    flat = token_ids(table.reshape(-1), "ids").reshape(table.shape)
+    most = 1 if step.accepted is None else max(step.accepted, default=0)
+    if len(step.outputs) and table.shape[1] < most:
+        raise ShapeError(f"ids has shape {table.shape}; an output has {most} accepted tokens")
+    return flat
+
+
+def _require_rows(ids: Any, step: Step) -> None:
+    count = len(step.outputs)
+    if not is_table(ids) and count:
         raise ShapeError("the step has drafts; give ids as a list of ids for each output, or as a 2-D array")
-    if len(ids) != len(counts):
-        raise ShapeError(f"ids has {len(ids)} rows; expected one for each of {len(counts)} outputs")
-    if not isinstance(ids, list | tuple):
-        table = _as_array(ids, "ids")
-        flat = token_ids(table.reshape(-1), "ids").reshape(table.shape)
-        if table.shape[1] < max(counts, default=0):
-            raise ShapeError(f"ids has shape {table.shape}; an output has {max(counts)} accepted tokens")
-        listed: list[list[int]] = flat.tolist()  # type: ignore[assignment]  # of a 2-D array
-        return [row[:count] for row, count in zip(listed, counts, strict=True)]
+    if len(ids) != count:
+        raise ShapeError(f"ids has {len(ids)} rows; expected one for each of {count} outputs")
+
+
+def read_id_rows(ids: list[Any] | tuple[Any, ...], step: Step, flags: NDArray[np.bool_] | None) -> list[list[int]]:
+    """Return the ids that each output gains.
+
+    The list has exactly the ids of each output, or fewer for an output whose flag is set: it ends with the last one.
+
+    Raises
+    ------
+    ShapeError, UnsupportedDtype
+        As `Scheduler.accept`.
+    """
+    _require_rows(ids, step)
+    counts = step.accepted or [1] * len(step.outputs)
     joined, lengths = join_ids(ids, "ids[{}]".format)
     flat_ids = joined.tolist()
     rows = [flat_ids[end - length : end] for end, length in zip(accumulate(lengths), lengths, strict=True)]
@@ -194,18 +225,66 @@ def sort_id_rows(
         if held is None:  # cancelled, or finished by an earlier step
             continue
         if is_last or held.num_tokens + len(given) >= run.last_length or not run.stops.isdisjoint(given):
-            length = _end_of(run, held.num_tokens, given)
-            if length or is_last:
-                kept = given[: length or len(given)]
+            kept = _last_ids(run, held.num_tokens, given, is_last)
+            if kept is not None:
                 finished[run] = np.append(held.tokens, np.array(kept, np.int32))
                 ids = kept[:-1]
         if ids:
             learning.append(held)
             learned.append(ids)
+    _finish_unsampled(step, finished)
+    return learning, learned, finished
+
+
+def sort_id_table(
+    step: Step, table: NDArray[np.int32], flags: NDArray[np.bool_] | None, stop_ids: set[int], least_left: int
+) -> tuple[list[Sequence], NDArray[np.int32], NDArray[np.int64], dict[Run, NDArray[np.int32]]]:
+    """Return what `sort_id_rows` does for a table, with the number of the ids that each of its rows begins with.
+
+    `stop_ids` are those of all runs, and no run has fewer than `least_left` tokens before its end. Only rows that may
+    end their runs are looked at one by one.
+    """
+    counts = np.ones(len(table), np.int64) if step._gained is None else step._gained
+    going: list[Sequence | None] = [run.held for run in step.outputs]
+    if all(going) and counts.max(initial=0) < least_left:
+        may_end = np.zeros(len(counts), np.bool_)
+    else:
+        lefts = [0 if (one := run.held) is None else run.last_length - one.num_tokens for run in step.outputs]
+        may_end = counts >= np.array(lefts, np.int64)
+    if flags is not None:
+        may_end |= flags
+    if stop_ids:
+        may_end |= np.isin(table, list(stop_ids)).any(axis=1)
+    finished: dict[Run, NDArray[np.int32]] = {}
+    places = may_end.nonzero()[0].tolist()
+    if places:
+        counts = counts.copy()
+        for place in places:
+            run, given = step.outputs[place], table[place, : counts[place]]
+            held = run.held
+            if held is None:  # cancelled, or finished by an earlier step
+                counts[place] = 0
+                continue
+            kept = _last_ids(run, held.num_tokens, given.tolist(), flags is not None and bool(flags[place]))
+            if kept is not None:
+                finished[run] = np.append(held.tokens, given[: len(kept)])
+                counts[place] = len(kept) - 1
+        rows = counts.nonzero()[0]
+        going, table, counts = [going[row] for row in rows.tolist()], table[rows], counts[rows]
+    _finish_unsampled(step, finished)
+    return going, table, counts, finished  # type: ignore[return-value]  # runs without a sequence have no count
+
+
+def _finish_unsampled(step: Step, finished: dict[Run, NDArray[np.int32]]) -> None:
     for run in step.unsampled:
         if run.held is not None:
             finished[run] = np.asarray(run.held.tokens)
-    return learning, learned, finished
+
+
+def _last_ids(run: Run, known: int, given: list[int], is_last: bool) -> list[int] | None:
+    """Return the ids up to the one that ends a run; None if it goes on."""
+    length = _end_of(run, known, given)
+    return given[: length or len(given)] if length or is_last else None
 
 
 def _end_of(run: Run, known: int, ids: list[int]) -> int:

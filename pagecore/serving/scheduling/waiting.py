@@ -45,6 +45,7 @@ class WaitingRuns:
 
     def __init__(self, cache: PagedKVCache, policy: str) -> None:
         self.cache = cache
+        self._sequences = cache.sequences
         self.waiting: OrderedDict[Run, None] = OrderedDict()
         self.by_priority: list[Run] | None = [] if policy == "priority" else None
         self.pinned: dict[Run, None] = {}
@@ -117,7 +118,8 @@ class WaitingRuns:
 
     def found(self, run: Run) -> Sequence | None:
         """Return the sequence of the cache that has `run` as its id; None if there is none."""
-        return self.cache.sequences.get(run)
+        found: Sequence | None = self._sequences.get(run)
+        return found
 
     @property
     def is_settled(self) -> bool:
