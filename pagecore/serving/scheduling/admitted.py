@@ -9,6 +9,7 @@ import numpy as np
 
 from pagecore.serving.scheduling.crossing import lacks_room
 from pagecore.serving.scheduling.future import ratio_after_retraction
+from pagecore.serving.scheduling.least_left import LeastLeft
 from pagecore.serving.scheduling.loading import LoadingRuns
 from pagecore.serving.scheduling.request import Run, State
 from pagecore.serving.scheduling.reuse import Reuse, query_of
@@ -36,9 +37,8 @@ class AdmittedRuns(LoadingRuns):
     num_refused, num_displaced : int
         Requests that a full queue refused, and waiting runs that gave their places in it to others.
     reuse : Reuse
-    least_left : int
-        R5: no running run has fewer tokens left before its `last_length`. Each accepted id lowers the number, so that
-        most steps need not look at every run to know that none ends.
+    least_left : LeastLeft
+        R5: no running run has fewer than `least_left.bound` tokens left before its `last_length`.
     has_samples : bool
         True once a request with several samples was added.
     """
@@ -51,7 +51,7 @@ class AdmittedRuns(LoadingRuns):
         self.num_preemptions = self.num_swaps = 0
         self.num_refused = self.num_displaced = 0
         self.reuse = Reuse()
-        self.least_left = 0
+        self.least_left = LeastLeft()
         self.has_samples = False
 
     @property
@@ -78,7 +78,7 @@ class AdmittedRuns(LoadingRuns):
         elif not run.hit_tokens:
             query = None  # an import looks no prefix up
         waiting_tokens = self.num_waiting_tokens - run.num_tokens_left
-        least_left = min(self.least_left, run.last_length - max(held.num_tokens, len(run.tokens)))
+        least_left = self.least_left.with_run(run.last_length - max(held.num_tokens, len(run.tokens)))
 
         def call() -> None:
             if is_back:
@@ -161,7 +161,7 @@ class AdmittedRuns(LoadingRuns):
             for each in (run, *run.siblings):
                 each.take_request(request)
                 each.tokens = tokens
-            self.least_left = 0
+            self.least_left = LeastLeft()
             run.prefilling = True
             run.shared_at = run.matched_at = -1
             self.num_waiting_tokens = waiting_tokens

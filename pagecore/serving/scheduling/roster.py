@@ -6,7 +6,7 @@ R2: a run in `running` has a sequence that is not swapped out. A run in `waiting
     `continuing`, what it computed in its last turn. For idle runs see `idle.py`.
 R3: the id of a run's sequence in the cache is the run.
 R4: of two open steps the first is committed; its ids are not accepted yet.
-R5: no running run has fewer than `least_left` tokens before its end.
+R5: no running run has fewer than `least_left.bound` tokens before its end.
 
 Every method is one transition: an all-or-nothing call of the cache, then `record`, which updates the attributes of the
 roster. A `Journal` runs the transition so that an exception (Ctrl-C, out of memory) cannot leave it half done.
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from pagecore.cache import Batch, PagedKVCache, Sequence, SwapSpace
     from pagecore.serving.scheduling.future import Ratios
+    from pagecore.serving.scheduling.least_left import LeastLeft
     from pagecore.serving.scheduling.verified import Accepted
 
 
@@ -163,17 +164,17 @@ class Roster(AdmittedRuns):
         going: list[Sequence],
         ids: NDArray[np.int32] | list[list[int]],
         finished: Mapping[Run, NDArray[np.int32]],
-        counts: NDArray[np.int64] | None = None,
+        counts: NDArray[np.int64] | None,
+        least_left: LeastLeft,
     ) -> None:
         """Append ids to each sequence of `going`, and end the finished runs, or their turns, with complete tokens.
 
-        With `counts` the first ids of each row of a table, at least 1.
+        With `counts` the first ids of each row of a table, at least 1. `least_left` is that after the accept.
         """
         steps = self.steps[1:]
         # Not counted by `commit`, which a device may wait for.
         speculation = self.speculation.counted(step) if step.has_drafts else self.speculation
         news = self.news + bool(finished)
-        least_left = self._least_left_after(ids, counts, finished)
         known = going[0].num_tokens if going else 0
 
         def call() -> None:
@@ -205,18 +206,20 @@ class Roster(AdmittedRuns):
 
         self._journal.run(call, lambda: not going or going[0].num_tokens > known, record)
 
-    def _least_left_after(
+    def least_left_after(
         self, ids: NDArray[np.int32] | list[list[int]], counts: NDArray[np.int64] | None, finished: Mapping[Run, object]
-    ) -> int:
-        """Return `least_left` after an accept. It is counted anew if it has become 0 and no run ends."""
+    ) -> LeastLeft:
+        """Return `least_left` after an accept."""
         if isinstance(ids, list):
             most = max(map(len, ids), default=0)
         else:
             most = 1 if counts is None else int(counts.max(initial=0))
-        least = self.least_left
-        if least <= most and not finished:
-            least = min((run.last_length - run.sequence.num_tokens for run in self.running), default=0)
-        return max(least - most, 0)
+
+        def count() -> int:
+            lefts = [run.last_length - run.sequence.num_tokens for run in self.running if run not in finished]
+            return min(lefts, default=0)
+
+        return self.least_left.after(most, count)
 
     # -- inside --------------------------------------------------------------------------------------------------
 

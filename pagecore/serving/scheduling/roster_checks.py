@@ -24,8 +24,8 @@ def check_roster(roster: Roster) -> None:
         is_held = run.held is not None and run.held is roster.found(run) and not run.held.is_swapped
         if not is_held or run.state is not State.RUNNING:
             _refuse(f"{run!r} is running without its sequence in the cache")
-        if run.last_length - run.sequence.num_tokens < roster.least_left:
-            _refuse(f"{run!r} has less than {roster.least_left=} tokens before its end")
+        if run.last_length - run.sequence.num_tokens < roster.least_left.bound:
+            _refuse(f"{run!r} has fewer tokens before its end than {roster.least_left=}")
     for run in roster.waiting:
         is_kept = run in roster.pinned or run in roster.continuing
         is_held = run.held is not None and (run.held.is_swapped or is_kept)

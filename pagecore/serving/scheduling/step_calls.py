@@ -244,13 +244,16 @@ class SchedulerSteps(SchedulerTurns):
                 )
             may_end = flags is not None or (self._stop_ids and not self._stop_ids.isdisjoint(tokens.tolist()))
             ended = find_ended(step, tokens, flags) if may_end else None
-            going, going_ids, complete = sort_outputs(step, tokens, ended, roster.least_left)
+            going, going_ids, complete = sort_outputs(step, tokens, ended, roster.least_left.bound)
         elif isinstance(ids, list | tuple):
             going, going_ids, complete = sort_id_rows(step, read_id_rows(ids, step, flags), flags)
         else:
             table = read_id_table(ids, step)
-            going, going_ids, counts, complete = sort_id_table(step, table, flags, self._stop_ids, roster.least_left)
+            going, going_ids, counts, complete = sort_id_table(
+                step, table, flags, self._stop_ids, roster.least_left.bound
+            )
+        least_left = roster.least_left_after(going_ids, counts, complete)
         start = perf_counter_ns()
-        roster.accept(step, going, going_ids, complete, counts)
+        roster.accept(step, going, going_ids, complete, counts, least_left)
         step.index_ns += perf_counter_ns() - start
         return list(step.finished)
