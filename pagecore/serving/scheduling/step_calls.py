@@ -245,13 +245,13 @@ class SchedulerSteps(SchedulerTurns):
             may_end = flags is not None or (self._stop_ids and not self._stop_ids.isdisjoint(tokens.tolist()))
             ended = find_ended(step, tokens, flags) if may_end else None
             going, going_ids, complete = sort_outputs(step, tokens, ended, roster.least_left.bound)
-        elif isinstance(ids, list | tuple):
-            going, going_ids, complete = sort_id_rows(step, read_id_rows(ids, step, flags), flags)
         else:
-            table = read_id_table(ids, step)
-            going, going_ids, counts, complete = sort_id_table(
-                step, table, flags, self._stop_ids, roster.least_left.bound
-            )
+            given = read_id_rows(ids, step, flags) if isinstance(ids, list | tuple) else read_id_table(ids, step)
+            if isinstance(given, list):
+                going, going_ids, complete = sort_id_rows(step, given, flags)
+            else:
+                least = roster.least_left.bound
+                going, going_ids, counts, complete = sort_id_table(step, given, flags, self._stop_ids, least)
         least_left = roster.least_left_after(going_ids, counts, complete)
         start = perf_counter_ns()
         roster.accept(step, going, going_ids, complete, counts, least_left)

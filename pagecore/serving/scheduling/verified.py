@@ -182,8 +182,10 @@ def _require_rows(ids: Any, step: Step) -> None:
         raise ShapeError(f"ids has {len(ids)} rows; expected one for each of {count} outputs")
 
 
-def read_id_rows(ids: list[Any] | tuple[Any, ...], step: Step, flags: NDArray[np.bool_] | None) -> list[list[int]]:
-    """Return the ids that each output gains.
+def read_id_rows(
+    ids: list[Any] | tuple[Any, ...], step: Step, flags: NDArray[np.bool_] | None
+) -> list[list[int]] | NDArray[np.int32]:
+    """Return the ids that each output gains; as a table if the list has all ids of all outputs.
 
     The list has exactly the ids of each output, or fewer for an output whose flag is set: it ends with the last one.
 
@@ -195,6 +197,10 @@ def read_id_rows(ids: list[Any] | tuple[Any, ...], step: Step, flags: NDArray[np
     _require_rows(ids, step)
     counts = step.accepted or [1] * len(step.outputs)
     joined, lengths = join_ids(ids, "ids[{}]".format)
+    if lengths == counts:
+        table = np.full((len(counts), max(counts, default=0)), -1, np.int32)
+        table[np.arange(table.shape[1]) < np.array(counts)[:, None]] = joined
+        return table
     flat_ids = joined.tolist()
     rows = [flat_ids[end - length : end] for end, length in zip(accumulate(lengths), lengths, strict=True)]
     for place, (row, count) in enumerate(zip(rows, counts, strict=True)):
