@@ -13,8 +13,6 @@ from pagecore.arrays.cuda import use_runtime
 from pagecore.errors import DeviceError
 from tests.arrays.fake_cupy import CUDARuntimeError
 
-# ---- no usable device: one error for each reason
-
 
 def refusal():
     with use_runtime(None), pytest.raises(DeviceError) as caught:

@@ -28,9 +28,6 @@ def test_options_of_the_paged_cache_are_checked(model):
             PagedCache(model, **options)
 
 
-# ---- forward passes
-
-
 def test_gradients_raise_with_a_remedy(model, cache):
     with pytest.raises(UnsupportedOption, match=r"require grad.*torch.no_grad\(\)"):
         model(prompts(), **passing(cache))

@@ -25,9 +25,6 @@ def test_a_layer_has_no_tensors(cache, name):
         setattr(layer, name, torch.zeros(1))
 
 
-# ---- models
-
-
 def test_another_attention_implementation_raises_with_the_call_that_sets_it(model):
     model.set_attn_implementation("sdpa")
     with pytest.raises(UnsupportedOption, match=r"'sdpa'; call model.set_attn_implementation\(\"pagecore\"\)"):
