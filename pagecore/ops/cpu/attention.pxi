@@ -1,10 +1,10 @@
-"""Attention, merges of partial results, and writes of keys and values."""
+"""Attention over the host's caches, and merges of partial results."""
 
 from libc.stdint cimport int64_t
 
 from pagecore.ops._threads cimport threads_of_a_call
-from pagecore.ops.args cimport MergeArgs, MergeManyArgs, WriteArgs
-from pagecore.ops.cpu.args cimport AttentionArgs, PlanView, run_attention, run_merge, run_merge_many, run_write
+from pagecore.ops.args cimport MergeArgs, MergeManyArgs
+from pagecore.ops.cpu.args cimport AttentionArgs, PlanView, run_attention, run_merge, run_merge_many
 from pagecore.ops.planning._plan cimport AttentionPlan
 
 
@@ -59,11 +59,4 @@ cdef int merge_many(const MergeManyArgs& args) except -1:
     cdef int64_t num_threads = threads_of_a_call()
     with nogil:
         run_merge_many(args, num_threads)
-    return 0
-
-
-cdef int write_kv(const WriteArgs& args) except -1:
-    cdef int64_t num_threads = threads_of_a_call()
-    with nogil:
-        run_write(args, num_threads)
     return 0

@@ -1,12 +1,19 @@
-"""Copies, transfers and gathers of blocks, and moves of slots."""
+"""Writes of keys and values, copies, transfers and gathers of blocks, and moves of slots."""
 
 from libc.stdint cimport int64_t
 
 from pagecore.native.std cimport vector
 from pagecore.ops._threads cimport threads_of_a_call
-from pagecore.ops.args cimport BlockArray, Indices
-from pagecore.ops.cpu.args cimport PackedSequences, run_copy, run_gather, run_scatter, run_transfer
+from pagecore.ops.args cimport BlockArray, Indices, WriteArgs
+from pagecore.ops.cpu.args cimport PackedSequences, run_copy, run_gather, run_scatter, run_transfer, run_write
 from pagecore.ops.cpu.moves.slot_moves cimport BoundedKeys, run_move_slots, run_renew_bounds
+
+
+cdef int write_kv(const WriteArgs& args) except -1:
+    cdef int64_t num_threads = threads_of_a_call()
+    with nogil:
+        run_write(args, num_threads)
+    return 0
 
 
 cdef int copy_blocks(
