@@ -20,8 +20,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CellType, CodeType, FrameType, FunctionType
 from typing import Any
 
 from tests.capabilities import missing
@@ -125,10 +126,12 @@ def _traced(
         ends = _ends_within(folder, frame.f_code)
         if ends is None:
             return None
+        trace = around_with if ends else anywhere
         if opcodes:
+            frame.f_trace = trace  # Python 3.13 ignores the next line in frames without a trace function
             frame.f_trace_opcodes = True
         note(frame, event)
-        return around_with if ends else anywhere
+        return trace
 
     def anywhere(frame: FrameType, event: str, _: object) -> Any:
         nonlocal seen
@@ -205,6 +208,36 @@ def _ends_of_with(code: CodeType) -> frozenset[int]:
 # -- allocations -------------------------------------------------------------------------------------------------------
 
 
+def _hold_code() -> None:
+    """Take references to the code of pagecore and the tests, so that none is freed.
+
+    Python 3.13 loses a reference to the code of a lambda or a generator expression whose function finds no memory.
+    """
+    if sys.version_info < (3, 12) or _held_with[0] == len(sys.modules):
+        return
+    _held_with[0] = len(sys.modules)
+    ours = [each for name, each in sys.modules.copy().items() if name.split(".")[0] in ("pagecore", "tests")]
+    waiting: list[Any] = [each.__dict__ for each in [*ours, sys.modules["__main__"]]]
+    seen = set(map(id, waiting))
+    while waiting:
+        holder = waiting.pop()
+        # The garbage collector does not list objects that were frozen, nor what code refers to.
+        for each in holder.co_consts if isinstance(holder, CodeType) else gc.get_referents(holder):
+            if not isinstance(each, _HOLDS_CODE) or id(each) in seen:
+                continue
+            seen.add(id(each))
+            waiting.append(each)
+            if isinstance(each, CodeType):
+                references = ctypes.c_uint32.from_address(id(each))
+                if references.value < _MANY:
+                    references.value += _MANY
+
+
+_MANY = 1 << 24
+_HOLDS_CODE = (FunctionType, CodeType, type, property, classmethod, staticmethod, partial, dict, tuple, CellType)
+_held_with = [0]  # the modules that were loaded when references were last taken
+
+
 class PythonAllocations:
     """Allocations of all threads through the interpreter: objects, and memory that extensions request from Python.
 
@@ -220,6 +253,7 @@ class PythonAllocations:
         self._set, self.disarm = _testcapi.set_nomemory, _testcapi.remove_mem_hooks
 
     def arm(self, n: int, count: int = 1) -> None:
+        _hold_code()
         self._set(n - 1, n - 1 + count if count else 0)
 
 
@@ -236,6 +270,7 @@ class NativeAllocations:
         self.disarm.argtypes, self.disarm.restype = (), ctypes.c_long
 
     def arm(self, n: int, count: int = 1) -> None:
+        _hold_code()
         self._arm(n, n - 1 + count if count else 0)
 
     def count(self, call: Callable[[], object]) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pagecore.cli.metrics import served_metrics
 from pagecore.cli.outcomes import REFUSED, WRONG, fail
 from pagecore.cli.output import (
+    check_distinct,
     check_writable,
     print_columns,
     print_table,
@@ -77,6 +78,7 @@ def run_replay(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         check_writable("--json", arguments.json)
     timeline = recorder(arguments.plot)
+    check_distinct({"--json": arguments.json, "--plot": arguments.plot})
     with served_metrics(arguments.metrics_port) as exporting:
         report = _replay_with_progress(arguments.trace, options, arguments.live, timeline, exporting)
     from pagecore.serving.tables import replay_rows

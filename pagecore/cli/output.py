@@ -7,7 +7,7 @@ import importlib.util
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -143,6 +143,17 @@ def check_writable(option: str, path: Path) -> None:
         raise UnwritableFileError(f"{option} {path} cannot be written; check its permissions")
     if mode is not None and stat.S_ISFIFO(mode):
         os.close(_open_fifo(option, path))
+
+
+def check_distinct(paths: Mapping[str, Path | None]) -> None:
+    """Raise UnwritableFileError if two options name one file, of which only the last output would be left."""
+    found: dict[str, str] = {}
+    for option, path in paths.items():
+        if path is None or (path.exists() and not path.is_file()):  # a device takes all outputs
+            continue
+        other = found.setdefault(os.path.realpath(path), option)
+        if other != option:
+            raise UnwritableFileError(f"{other} and {option} are both {path}; give each a file of its own")
 
 
 def write_json(path: Path, report: ReplayReport | ModelPlan | WhatIf) -> None:

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from pagecore.cli.output import (
+    check_distinct,
     check_picture,
     check_writable,
     print_columns,
@@ -33,6 +34,7 @@ def show_whatif(arguments: argparse.Namespace) -> int:
     for kind, check in (("html", check_writable), ("png", check_picture), ("json", check_writable)):
         if getattr(arguments, kind) is not None:
             check(f"--{kind}", getattr(arguments, kind))
+    check_distinct({f"--{kind}": getattr(arguments, kind) for kind in ("html", "png", "json")})
     result = what_if(arguments.trace, options)
     print_table(f"pagecore whatif {arguments.trace}", summary_rows(result))
     for i in range(len(result.curves)):

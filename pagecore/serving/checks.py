@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import SupportsFloat, TypeVar
 
-from pagecore.errors import UnsupportedOption
-from pagecore.storage.checks import shown
+from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
+from pagecore.storage.checks import as_float, shown
 
-__all__ = ["as_instance", "check_callbacks"]
+__all__ = ["as_instance", "as_rate", "check_callbacks", "named"]
 
 T = TypeVar("T")
+# Times of the longest trace at these rates are finite.
+RATE_MIN, RATE_MAX = 1e-6, 1e15
+
+
+def as_rate(name: str, value: SupportsFloat, unit: str) -> float:
+    """Return a number per second as a float; raise ShapeError unless it is between 1e-6 and 1e15."""
+    rate = as_float(name, value)
+    if not RATE_MIN <= rate <= RATE_MAX:
+        raise ShapeError(
+            f"{name} is {rate}; expected a finite number of {unit} above 0: from {RATE_MIN:g} to {RATE_MAX:g}"
+        )
+    return rate
 
 
 def as_instance(name: str, value: object, kind: type[T]) -> T:
@@ -26,3 +38,13 @@ def check_callbacks(progress: object, watchers: object) -> None:
         raise UnsupportedOption(f"progress is {shown(progress)}; expected a function")
     if not isinstance(watchers, Sequence) or not all(map(callable, watchers)):
         raise UnsupportedOption(f"watchers is {shown(watchers)}; expected a sequence of functions")
+
+
+def named(name: str, call: Callable[[], T]) -> T:
+    """Return the result of a call that parses a memory size; its errors name the option `name`."""
+    try:
+        return call()
+    except (ShapeError, NotEnoughMemory) as error:
+        reason = str(error)
+        text = reason.replace("memory is", f"{name} is", 1) if "memory is" in reason else f"{name}: {reason}"
+        raise type(error)(text) from None

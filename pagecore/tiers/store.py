@@ -29,7 +29,8 @@ class Done:
     error : str or None
         Reason if a key failed for another reason than absence.
     is_full : bool
-        The store works, and only had no room for the entries that failed; a `Guard` does not count that as a failure.
+        The store works: it only had no room for the entries that failed, or did not remove those that another batch is
+        writing. A `Guard` does not count that as a failure.
     """
 
     ticket: int
@@ -40,7 +41,11 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """Counters of a store since it was opened; batches that were dropped count as failures of all their keys."""
+    """Counters of a store since it was opened; batches that were dropped count as failures of all their keys.
+
+    An entry that was there already counts as stored. Its bytes count, too, except in a `DiskStore`, which counts those
+    that it writes.
+    """
 
     num_lookups: int = 0
     num_found: int = 0
@@ -76,7 +81,7 @@ class EvictionReporter(Protocol):
         """
 
     def has(self, keys: Keys) -> NDArray[np.bool_]:
-        """Return True for each key whose entry is published now; nothing is held."""
+        """Return False for each key whose entry is known to have gone; nothing is held."""
 
 
 @runtime_checkable

@@ -213,8 +213,8 @@ CONSUMERS: dict[str, Callable[[Tensor], Seen]] = {
 NO_FORMAT = dict.fromkeys(NOT_OF_NUMPY, (BufferError, "cannot describe"))
 MISPLACED = (UnsupportedOption, "only at a multiple of 64")
 WOULD_COPY = (UnsupportedOption, "without a copy")
-REFUSED: dict[str, dict[str, tuple[type[Exception], str]]] = {
-    "NumPy by DLPack": dict.fromkeys(NOT_OF_NUMPY, (RuntimeError, "Unsupported dtype")),  # the error of NumPy
+REFUSED: dict[str, dict[str, tuple[type[Exception] | tuple[type[Exception], ...], str]]] = {
+    "NumPy by DLPack": dict.fromkeys(NOT_OF_NUMPY, ((RuntimeError, BufferError), "Unsupported dtype")),  # NumPy's
     "buffer": NO_FORMAT,
     "old capsule": {"read-only": (BufferError, "read-only")},
     "torch": {

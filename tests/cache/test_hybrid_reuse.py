@@ -8,6 +8,15 @@ from tests.cache.hybrids import PLANE, compute, make, table, temporal
 from tests.reference.state_table import checkpoint_length
 
 
+def decode(cache, sequence, ids):
+    """Append tokens and compute each alone; return the length of the checkpoint of each step."""
+    found = []
+    for token in ids:
+        cache.append_tokens([sequence], [[token]])
+        found.append(compute(cache, sequence, 1).checkpoint_lengths.numpy()[0])
+    return found
+
+
 @pytest.mark.parametrize(
     ("before", "count", "expected"), [(192, 88, 256), (0, 230, 192), (0, 63, 0), (192, 63, 0), (0, 64, 64)]
 )
@@ -58,13 +67,41 @@ def test_a_prompt_whose_ids_follow_its_step_keeps_its_checkpoint_before_the_end_
     assert cache.match_length(range(200)) == 192
 
 
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ((50, 14, 60, 4, 172), [0, 64, 0, 128, 256]),
+        ((63, 1, 63, 1, 172), [0, 64, 0, 128, 256]),  # one token, as a decode step has
+        ((1,) * 130, [64 * (n in (64, 128)) * (n // 64) for n in range(1, 131)]),
+        ((50, 78, 172), [0, 128, 256]),  # no chunk of the second step ends with a block before its end
+        ((50, 250), [0, 0]),  # neither does the step end on the grid
+    ],
+)
+def test_parts_of_a_prompt_that_end_on_the_grid_keep_the_state_at_their_end(counts, expected):
+    cache = make()
+    sequence = cache.add_sequence(range(300))
+    assert [compute(cache, sequence, count).checkpoint_lengths.numpy()[0] for count in counts] == expected
+    assert cache.match_length(range(301)) == max(expected)
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_steps_that_accept_a_draft_at_the_grid_keep_states_at_the_interval_alone(drafts):
+    cache = make(StateSpec((PLANE,), chunk=16, interval=64, draft_tokens=drafts))
+    sequence = cache.add_sequence(range(14))
+    compute(cache, sequence, 14)
+    lengths = []
+    for start in range(14, 130, 1 + drafts):
+        cache.append_tokens([sequence], [range(start, start + 1 + drafts)])
+        lengths.append(compute(cache, sequence, 1 + drafts).checkpoint_lengths.numpy()[0])
+    assert [n for n in lengths if n] == [64, 128]
+
+
 def test_decoding_keeps_a_checkpoint_at_every_interval():
     """Checkpoints D4."""
     cache = make()
-    sequence = cache.add_sequence(range(600))
+    sequence = cache.add_sequence(range(250))
     compute(cache, sequence, 250)
-    lengths = [compute(cache, sequence, 1).checkpoint_lengths.numpy()[0] for _ in range(270)]
-    assert [n for n in lengths if n] == [256, 512]
+    assert [n for n in decode(cache, sequence, range(250, 520)) if n] == [256, 512]
     assert cache.stats().num_cached_states == 3
     other = cache.add_sequence(range(520))
     assert (other.num_computed_tokens, other.num_cached_tokens) == (512, 512)
@@ -77,9 +114,10 @@ def test_decoding_keeps_a_checkpoint_at_every_interval():
 def test_a_prefill_past_a_shared_prefix_keeps_its_checkpoint_before_that_ends(full, state, branch):
     """Branch points D5: the blocks up to `full` are cached, and the deepest state is after `state` tokens."""
     cache = make(StateSpec((PLANE,), chunk=64, interval=1024))
-    first = cache.add_sequence(range(full))
-    for count in [state] * bool(state) + [1] * (full - state):
+    first = cache.add_sequence(range(state + 1))
+    for count in [state] * bool(state) + [1]:
         compute(cache, first, count)
+    decode(cache, first, range(state + 1, full))
     second = cache.add_sequence([*range(full), *range(1000, 1300)])
     assert second.num_computed_tokens == state
     count = full + 200 - state

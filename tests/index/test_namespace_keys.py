@@ -199,7 +199,7 @@ class Holder:
         complex(0, float("nan")),
         Holder(float("nan")),
         np.float64("nan"),
-        np.datetime64("NaT"),
+        np.datetime64("NaT", "s"),
         Deaf(),
         Mute(),
         Array(),

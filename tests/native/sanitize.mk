@@ -20,6 +20,8 @@ MACHINE := $(firstword $(subst -, ,$(shell $(CXX) -dumpmachine)))
 OUT := $(BUILD)/$(MACHINE)
 
 FLAGS := -std=c++20 -g1 -fno-omit-frame-pointer -fno-math-errno -Wall -Wextra -Werror -Wno-psabi -I. -Ithird_party -pthread
+# At -Og, GCC 14 cannot inline what xxHash asks it to.
+FLAGS += -DXXH_NO_INLINE_HINTS=1
 # The compiler collects its garbage beyond 1 GB: below, it would take a twelfth of the time.
 FLAGS += --param ggc-min-heapsize=1000000
 # AMX is emulated, so that the drivers check it on any machine with the rest of x86-64-v4-amx.

@@ -34,8 +34,10 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     helpers = "from tests.ops import threaded_calls as t\n" if "t." in code else ""
     code = f"import sys, os, threading\nimport pagecore\n{helpers}{code}"
     env = {name: value for name, value in os.environ.items() if name != "PAGECORE_NUM_THREADS"} | environment
+    # Python 3.12 warns of forks in processes with threads.
+    options = ["-W", "ignore:This process:DeprecationWarning", "-c", code]
     return subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, *options], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False
     )
 
 

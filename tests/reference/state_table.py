@@ -64,10 +64,13 @@ def checkpoint_length(
     grid = math.lcm(chunk, interval, block)
     if delay:
         grid = next(n for n in itertools.count(grid, grid) if n > delay + drafts)
+    is_end = count > 0 and not delay and (before + count) % math.lcm(chunk, block) == 0
     if count <= 1 + drafts:
+        if is_end and before + count <= end < NO_END:
+            return before + count
         return max((n for n in range(before + 1, before + count + 1) if n % grid == 0), default=0)
     possible = [n for n in range(before + chunk, before + count + 1, chunk) if n % block == 0]
-    lengths = [n for n in possible if n <= before + count - delay]
+    lengths = [n for n in possible if n <= before + count - delay] + [before + count] * is_end
     lengths = [n for n in lengths if n <= branch] or [n for n in lengths if n <= end] or lengths
     if delay and not lengths:
         wide = next(n for n in itertools.count(grid, grid) if n > 2 * delay + math.lcm(chunk, block))
@@ -356,8 +359,11 @@ class StateTable:
 
     def kept_by(self, state: State, step: Step, accepted: int) -> int:
         """Return the length of the checkpoint that a step keeps if some of its tokens stay; 0 for none."""
-        is_decode = step.count <= 1 + self.drafts
-        return self.kept(state, accepted if is_decode else step.count) if step.keeps and accepted else 0
+        if not step.keeps or not accepted:
+            return 0
+        if accepted < step.count:  # a part of a prompt is accepted whole
+            return checkpoint_length(state.length, accepted, *self.grid)
+        return self.kept(state, accepted)
 
     def commit(self, rows: list[int], accepted: list[int] | None = None) -> None:
         states, given = self.accepted(rows, accepted)

@@ -41,11 +41,12 @@ def prompt_end(total, start, length, matched, grid, most):
 
     It is the first of: the last point of the grid in the shared blocks, those 512, 2048, 8192 and 32768 tokens before
     the end if they are 512 tokens after the reused ones, and the last that `most` tokens reach; else what they reach.
+    From a point of the grid on, one step computes all that is left.
     """
     wanted = [matched] + [total - 512 * 4**k for k in range(4) if (total - 512 * 4**k) // grid * grid >= start + 512]
     points = [point // grid * grid for point in [*wanted, length + most]]
-    if total <= length + grid or most <= grid:
-        return min(total, length + most)
+    if total <= length + most:
+        points[-1] = 0 if length % grid == 0 else (total - 1) // grid * grid
     return min((point for point in points if length < point < total), default=min(total, length + most))
 
 

@@ -87,14 +87,15 @@ def test_prompts_that_generate_one_token_are_never_preempted(seed, kind):
     cache, scheduler = made(choice.randint(8, 24), specs, share_prompts=seed % 2 == 0)
     heads = [[head] * choice.randint(4, 20) for head in range(3)]
 
-    def check(_):
+    def step_on():
+        prompts = [run for run in scheduler.running if run.prefilling]
+        assert not cache.shortage([run.sequence for run in prompts], [run.num_tokens_left for run in prompts])
+        if (step := scheduler.schedule()) is None:
+            return False
         scheduler.check_invariants()
-        left = sum(
-            max(0, -(-len(run.tokens) // BLOCK) - run.sequence.capacity // BLOCK)
-            for run in scheduler.running
-            if run.prefilling
-        )
-        assert left <= cache.num_available
+        scheduler.commit(step)
+        scheduler.accept(step, [1] * len(step.outputs))
+        return True
 
     for number in range(40):
         head = choice.choice(heads)
@@ -102,11 +103,8 @@ def test_prompts_that_generate_one_token_are_never_preempted(seed, kind):
         scheduler.add(Request(number, [*head[: choice.randint(1, len(head))], *tail], choice.randint(0, 1)))
         if choice.random() < 0.3:
             for _ in range(choice.randint(1, 3)):
-                step = scheduler.schedule()
-                if step is not None:
-                    check(step)
-                    scheduler.commit(step)
-                    scheduler.accept(step, [1] * len(step.outputs))
-    drain(scheduler, check)
+                step_on()
+    while step_on():
+        pass
     assert scheduler.num_preemptions == 0
     assert scheduler.reuse.prefix_hit_tokens > 0

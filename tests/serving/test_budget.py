@@ -195,6 +195,7 @@ def test_a_longest_request_that_does_not_fit_is_advised():
         ({"device_memory": "16GiB"}, r"of 12.36 GiB that the reserves leave: 2.60 GiB are missing"),
         ({"device_memory": "8GiB", "ranks": 2, "options": DeviceOptions(weights="9GiB")}, "take 9.00 GiB on each of 2"),
         ({"device_memory": 0}, "are missing for the weights alone"),
+        ({"device_memory": "15GiB", "options": DeviceOptions(graph_batch=9000)}, r"but the reserves take 21\.\d\d GiB"),
     ],
 )
 def test_a_device_smaller_than_the_weights_is_refused_with_what_is_missing(arguments, reason):

@@ -1,5 +1,7 @@
 """Memory of idle runs: none gives its blocks up for what all of them together cannot make room for."""
 
+import random
+
 import numpy as np
 import pytest
 
@@ -119,3 +121,33 @@ def test_a_run_that_holds_one_slot_of_a_state_keeps_it_from_an_import_that_needs
     run = scheduler.add(Request(4, range(50, 60), 2))
     assert not scheduler.make_import_room(run)
     assert scheduler.num_reclaimed == 0
+
+
+@pytest.mark.parametrize("checkpoint_format", [None, "int8"])
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_slots_that_idle_runs_are_taken_to_free_are_those_that_they_free(seed, in_place, checkpoint_format):
+    """Without a prefix cache no other holds them: what `stats` shows as free afterwards is the oracle."""
+    choice = random.Random(seed)
+    spec = StateSpec(
+        (Plane("temporal", (1, 1, 32), "float32", per="sequence"),), chunk=4, interval=choice.choice([4, 8]),
+        in_place=in_place, draft_tokens=2 * (seed % 2), checkpoint_format=checkpoint_format,
+    )  # fmt: skip
+    cache = PagedKVCache(
+        [AttentionSpec(1, 8), spec], block_size=4, num_blocks=99, num_states=40, max_sequences=8, prefix_cache=False,
+        device="none", **({} if checkpoint_format is None else {"num_checkpoints": 20}),
+    )  # fmt: skip
+    scheduler = Scheduler(cache, max_tokens_per_step=choice.choice([5, 16, 64]))
+    for number in range(8):
+        scheduler.add(Request(number, range(choice.randint(1, 20)), choice.randint(1, 12), resumable=True))
+    drain(scheduler)
+    roster = scheduler._roster
+    for run, held in list(roster.idle.items()):
+        with_checkpoint, alone = (roster._holdings.upper_bounds(run, held, swaps=swaps)[-1] for swaps in (True, False))
+        (slot, _), before = cache.checkpoint(held) or (0, 0), cache.stats()
+        has_own_slot = slot > 0 and (checkpoint_format is not None or slot != cache.state_slot(held))
+        roster.reclaim(run)
+        after = cache.stats()
+        freed = after.num_free_states - before.num_free_states
+        freed += after.num_free_checkpoints - before.num_free_checkpoints
+        assert (with_checkpoint, alone) == (freed, freed - has_own_slot)

@@ -323,6 +323,64 @@ def test_a_prompt_of_which_the_pool_has_no_room_for_all_that_a_tier_has_is_held_
         assert counts_of(scheduler, hold_prompts=True) == {2: 1, 3: 1}
 
 
+class Calls:
+    """Counts the calls of methods of an object, which it replaces."""
+
+    def __init__(self, patch, owner, *names):
+        self.counts = dict.fromkeys(names, 0)
+        for name in names:
+            patch.setattr(owner, name, self.counting(name, getattr(owner, name)))
+
+    def counting(self, name, method):
+        def call(*args, **options):
+            self.counts[name] += 1
+            return method(*args, **options)
+
+        return call
+
+
+@pytest.mark.parametrize(("length", "most", "looked_up"), [(34, None, 0), (48, None, 0), (33, 31, 0), (33, None, 4)])
+def test_a_held_prompt_is_looked_up_only_if_all_but_one_of_its_tokens_may_be_cached(
+    monkeypatch, length, most, looked_up
+):
+    scheduler = made(max_tokens_per_step=99)  # blocks of 16 tokens
+    scheduler.add(asked(0, 4, 99))
+    counts_of(scheduler)
+    scheduler.add(Request(1, np.arange(length), 1, max_reused_tokens=most))
+    calls = Calls(monkeypatch, PagedKVCache, "match_length", "add_sequence")
+    for _ in range(4):
+        assert counts_of(scheduler, hold_prompts=True) == {0: 1}
+    assert calls.counts == {"match_length": looked_up, "add_sequence": 0}
+
+
+@pytest.mark.parametrize("news", ["room", "none"])
+def test_a_prompt_that_was_pinned_and_held_back_is_pinned_again_after_news_alone(monkeypatch, news):
+    """The tier has 4 blocks of the prompt, of which 3 fit: steps that hold it back promote them once."""
+    cache = PagedKVCache(AttentionSpec(1, 8), num_blocks=11, block_size=4, max_sequences=8)
+    scheduler, prompt = Scheduler(cache, headroom=0.0), np.arange(100, 117)
+    with Tiers(cache, HostTier(cache, num_blocks=40), write="through", min_tokens=1) as tiers:
+        scheduler.add(Request(0, prompt, 1))
+        counts_of(scheduler)
+        tiers.poll()
+        cache.clear_prefix_cache()
+        idle = scheduler.add(asked(1, 24, 1, resumable=True))
+        counts_of(scheduler)
+        scheduler.add(asked(2, 2, 9))
+        counts_of(scheduler)
+        calls = Calls(monkeypatch, PagedKVCache, "add_sequence")
+        scheduler.add(Request(3, prompt, 2))
+        for _ in range(3):
+            assert counts_of(scheduler, hold_prompts=True) == {2: 1}
+            cache.clear_prefix_cache()
+        assert (calls.counts, tiers.host.stats().num_promotions) == ({"add_sequence": 1}, 1)
+        if news == "room":
+            scheduler.cancel(idle)
+            assert counts_of(scheduler, hold_prompts=True) == {2: 1, 3: 1}
+        else:
+            assert counts_of(scheduler) == {2: 1, 3: 9}
+        scheduler.check_invariants()
+
+
 def test_a_prompt_whose_prefix_is_gone_once_it_is_pinned_again_is_held_back(monkeypatch):
     """Two of four runs fit, and meanwhile the cached prefix of the third is evicted."""
     scheduler = made(max_tokens_per_step=999)

@@ -48,8 +48,9 @@ class ModelSequence:
 class ModelCache:
     """A cache as the model of the scheduler uses it: sequences of `ModelSequence`."""
 
-    def __init__(self, cache, least_states, grid):
-        self.cache, self.least_states, self.grid = cache, least_states, grid
+    def __init__(self, cache, least_states, grid, short):
+        self.cache, self.least_states, self.grid, self.short = cache, least_states, grid, short
+        self.prepared = []
 
     def __getattr__(self, name):
         return getattr(self.cache, name)
@@ -61,7 +62,7 @@ class ModelCache:
         return ModelSequence(self.cache, self.cache.fork(sequence.held, id=id))
 
     def remove(self, sequence):
-        self.cache.remove(sequence.held)
+        self.count_freed(sequence, lambda: self.cache.remove(sequence.held))
 
     def shortage(self, sequences, counts):
         return self.cache.shortage([one.held for one in sequences], counts)
@@ -70,13 +71,24 @@ class ModelCache:
         return self.cache.shortages([one.held for one in sequences], counts)
 
     def slots_of(self, sequence, swaps):
-        """Return the slots that a sequence holds; checkpoints only for a swap_in.
-
-        The lines mirror `Holdings`: they find wrong uses of its bounds, not a wrong bound.
-        """
+        """Return the slots that a sequence holds; checkpoints only for a swap_in. `count_freed` checks the number."""
+        slots = {self.cache.state_slot(sequence.held), self.cache.spare_slot(sequence.held)}
         checkpoint = self.cache.checkpoint(sequence.held)
-        slots = {self.cache.state_slot(sequence.held), self.cache.spare_slot(sequence.held)} - {0}
-        return len(slots) + (swaps and checkpoint is not None)
+        return len((slots | {checkpoint[0]} if swaps and checkpoint else slots) - {0})
+
+    def count_freed(self, sequence, leave):
+        """Call `leave`, which ends the row of a sequence, and assert that it frees the slots that `slots_of` counts.
+
+        The slots that become free are the oracle. Others hold slots of a sequence too: forks, and the prefix cache.
+        """
+        is_idle = not sequence.held.is_swapped and sequence.held not in self.in_flight
+        before, held = self.cache.stats(), self.slots_of(sequence, True) if is_idle else 0
+        is_alone = is_idle and not self.cache.has_prefix_cache and not self.is_shared(sequence)
+        left = leave()
+        if is_idle and left is not False:
+            freed = self.cache.stats().num_free_states - before.num_free_states
+            assert freed == held if is_alone else freed <= held
+        return left
 
     def is_shared(self, sequence):
         """Return True if another sequence holds a block or the state of a sequence."""
@@ -86,15 +98,25 @@ class ModelCache:
         blocks, own = table[[one.row for one in held]], table[sequence.held.row]
         return (slot > 0 and slots.count(slot) > 1) or any(np.count_nonzero(blocks == one) > 1 for one in own[own > 0])
 
+    @property
+    def in_flight(self):
+        """Sequences of the steps that are neither committed nor abandoned."""
+        return [one for batch, sequences in self.prepared if batch.in_flight for one in sequences]
+
     def try_prepare(self, sequences, counts, batch):
-        return self.cache.try_prepare([one.held for one in sequences], counts, batch)
+        held = [one.held for one in sequences]
+        found = self.cache.try_prepare(held, counts, batch)
+        if found is not None:
+            self.prepared = [(one, rows) for one, rows in self.prepared if one is not batch] + [(batch, held)]
+        return found
 
     def truncate(self, sequences, lengths):
         by_held = [one.held if isinstance(one, ModelSequence) else one for one in sequences]
         self.cache.truncate(by_held, lengths)
 
     def try_swap_out(self, sequences, space):
-        return self.cache.try_swap_out([one.held for one in sequences], space)
+        (sequence,) = sequences
+        return self.count_freed(sequence, lambda: self.cache.try_swap_out([sequence.held], space))
 
     def swap_in(self, sequences):
         self.cache.swap_in([one.held for one in sequences])
@@ -144,7 +166,7 @@ class HybridSchedulerMachine(SchedulerMachine):
         (prefill, longest, checkpoints), (ratio, threshold) = limits, future
         grid, least = math.lcm(chunk, 2), (1 if in_place else 2) + self.max_drafts
         self.start(
-            [caches[0], ModelCache(caches[1], least, grid)], spaces,
+            [caches[0], ModelCache(caches[1], least, grid, 1 + self.max_drafts)], spaces,
             max_running=max_running, max_tokens=max_tokens, overlap=overlap, policy=policy, max_wait=max_wait,
             prefill=prefill, chunk=longest, share=share and reuse, ratio=ratio, checkpoints=checkpoints,
             states_per_run=states_per_run and states_per_run + self.max_drafts,

@@ -381,6 +381,24 @@ def test_a_request_that_is_held_back_for_its_image_takes_no_row_of_an_idle_run()
     assert (scheduler.num_idle, scheduler.num_reclaimed) == (1, 0)
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_prompt_that_ends_in_an_image_waits_for_a_step_with_prompts_unless_the_scheduler_knows_what_is_kept(kept):
+    scheduler = make(**({"embeddings": {b"cat"}} if kept else {}))
+    serve(scheduler, Request(9, np.arange(16), 1))
+    scheduler.add(Request(0, [7], 99))
+    counts = []
+    for number in range(5):
+        step = scheduler.schedule(hold_prompts=number in (1, 2, 3))
+        counts.append({run.request.id: count for run, count in zip(step.runs, step.counts, strict=True)})
+        scheduler.commit(step)
+        scheduler.accept(step, np.full(len(step.outputs), 5))
+        if number == 0:
+            scheduler.add(Request(1, np.arange(17), 1, spans=[(16, 19, b"cat")]))
+            scheduler.add(Request(2, [5], 1))
+    waits = [{0: 1}] * 3 + [{0: 1, 1: 1, 2: 1}]
+    assert counts[1:] == ([waits[3]] + [{0: 1}] * 3 if kept else waits)
+
+
 def test_steps_that_hold_prompts_back_run_no_encoder():
     """The last token of three requests is in an image: in parts, after a cached prefix, and alone."""
     embeddings = EmbeddingCache("1MiB")

@@ -112,7 +112,9 @@ def answers(name: str, server: Server) -> bool:
             with contextlib.suppress(urllib.error.HTTPError):
                 urllib.request.urlopen(server.url, timeout=5).close()
             return True
-        with socket.create_connection(("127.0.0.1", server.port), 5):
+        with socket.create_connection(("127.0.0.1", server.port), 5), contextlib.ExitStack() as opened:
+            if server.socket:  # which the server opens after its port
+                opened.enter_context(socket.socket(socket.AF_UNIX)).connect(server.socket)
             return True
     except OSError:
         return False

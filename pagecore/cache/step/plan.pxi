@@ -88,7 +88,7 @@ cdef class StepPlan:
         for i in range(self.num_sequences):
             sequence = <Sequence>self.sequences[i]
             self.rows[i] = sequence.row
-            if self.counts[i] > 1 and self.state.states is not None and self.state.prefix is not None:
+            if self.state.states is not None and self.state.prefix is not None:
                 # The ids of the step's tokens may follow later.
                 length = max(<int64_t>sequence.known, <int64_t>sequence.computed + self.counts[i])
                 length = min(length, <int64_t>INT32_MAX)

@@ -6,6 +6,8 @@
 //             that end instead, because other sequences branch off there
 //   end       a prefill that passes the last block that an equal sequence could find keeps its checkpoint before that
 //             instead, unless there is none after `before`: an equal sequence computes at least its last token
+//   short     a step that ends at a multiple of lcm(chunk, block size) keeps the state after its last token: parts of a
+//             prompt that are shorter than a chunk keep checkpoints, too
 //   decode    multiples of lcm(chunk, block size, interval)
 //
 // With a `delay`, the prefix tree takes a checkpoint once `delay` more tokens are computed. A row keeps its newest
@@ -13,7 +15,8 @@
 // step at multiples that are further apart than the delay. A prefill that ends before that keeps one at still wider
 // distances, because each may compute up to `delay` tokens and the grid's step.
 //
-// A step of at most 1 + draft_tokens tokens is a decode step.
+// A step of at most 1 + draft_tokens tokens is a decode step; one that ends before the last block that an equal
+// sequence could find is a part of a prompt, and keeps the state at its end as above.
 #pragma once
 
 #include <algorithm>
@@ -38,7 +41,10 @@ class StateGrid {
     decode_ = std::lcm(block_, interval);  // the interval is a multiple of the chunk
     if (delay_ > 0) decode_ = past(delay_ + drafts_);
     if (decode_ <= kMaxSize) decode_size_ = Divider(static_cast<TokenCount>(decode_));
-    const int64_t wide = past(2 * delay_ + std::lcm(chunk_, block_));
+    const int64_t prefill = std::lcm(chunk_, block_);
+    has_ends_ = delay_ == 0 && prefill <= kMaxSize;
+    if (has_ends_) prefill_size_ = Divider(static_cast<TokenCount>(prefill));
+    const int64_t wide = past(2 * delay_ + prefill);
     if (wide <= kMaxSize) wide_size_ = Divider(static_cast<TokenCount>(wide));
     has_wide_ = delay_ > 0 && wide <= kMaxSize;
   }
@@ -49,13 +55,16 @@ class StateGrid {
   // The checkpoint of a step from `before` tokens to `before + count`; 0 for none. Others share the sequence up to
   // `branch` tokens, and an equal sequence could find it up to `end` tokens.
   [[nodiscard]] TokenCount checkpoint(TokenCount before, TokenCount count, TokenCount branch, TokenCount end) const {
-    if (is_decode(count)) return in_decode(before, count);
+    if (is_decode(count)) {
+      const bool is_part = end < kMaxSize && before + count <= end;
+      return is_part && keeps_end(before, count) ? before + count : in_decode(before, count);
+    }
     const auto whole = static_cast<TokenCount>(std::max<int64_t>(count - delay_, 0));
     TokenCount kept = 0;
     for (const TokenCount last : {branch, end}) {
-      if (kept == 0 && last > before) kept = in_prefill(before, std::min(whole, last - before));
+      if (kept == 0 && last > before) kept = last_up_to(before, std::min(whole, last - before), count);
     }
-    if (kept == 0) kept = in_prefill(before, whole);
+    if (kept == 0) kept = last_up_to(before, whole, count);
     if (kept > 0 || !has_wide_) return kept;
     const TokenCount last = last_multiple(wide_size_, before, count);
     // The kernel also has the state after its last token.
@@ -84,6 +93,16 @@ class StateGrid {
     return last > before ? last : 0;
   }
 
+  // True if the end of a step is a checkpoint, whatever chunks it has.
+  [[nodiscard]] bool keeps_end(TokenCount before, TokenCount count) const {
+    return has_ends_ && last_multiple(prefill_size_, before, count) == before + count;
+  }
+
+  // The last checkpoint of a prefill step of `count` tokens that has up to `most` of them before it; 0 for none.
+  [[nodiscard]] TokenCount last_up_to(TokenCount before, TokenCount most, TokenCount count) const {
+    return most == count && keeps_end(before, count) ? before + count : in_prefill(before, most);
+  }
+
   [[nodiscard]] TokenCount in_prefill(TokenCount before, TokenCount count) const {
     // The remainders of before + k * chunk repeat after block / gcd values of k.
     const int64_t chunks = count / chunk_, first = chunks - block_ / std::gcd(chunk_, block_);
@@ -98,7 +117,9 @@ class StateGrid {
   int64_t drafts_;
   int64_t delay_;
   int64_t decode_;
+  bool has_ends_ = false;
   bool has_wide_ = false;
+  Divider prefill_size_{1};
   Divider decode_size_{1};
   Divider wide_size_{1};
 };

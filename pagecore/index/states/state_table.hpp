@@ -236,7 +236,7 @@ class StateTable {
   // Length of the checkpoint that a step keeps if `accepted` of its tokens stay; 0 for none.
   [[nodiscard]] TokenCount kept_length(const Row& row, TokenCount accepted) const {
     if (!row.has_checkpoint || accepted == 0) return 0;
-    return grid_.is_decode(row.count) ? grid_.in_decode(row.length, accepted) : checkpoint_of(row, row.count);
+    return accepted < row.count ? grid_.in_decode(row.length, accepted) : checkpoint_of(row, row.count);
   }
 
   void check_step(RowSpan rows, CountSpan counts, const TokenCount* lengths);

@@ -22,7 +22,7 @@ from pagecore.models.parameters import (
 from pagecore.serving.budget.advice import advise, advise_contexts
 from pagecore.serving.budget.images import ImageMemory, image_memory
 from pagecore.serving.budget.options import Config, DeviceOptions, device_bytes
-from pagecore.serving.budget.presets import GIB, Preset, draft_bytes, reserved_bytes, vision_factor
+from pagecore.serving.budget.presets import GIB, MIB, Preset, draft_bytes, reserved_bytes, vision_factor
 from pagecore.serving.budget.stages import Stage, stages_of
 from pagecore.serving.memory_classes import DevicePlan, MemoryClass
 from pagecore.serving.plans import MemoryPlan, ModelPlan
@@ -243,15 +243,22 @@ def _missing(engine: _Engine, stage: Stage, static: int, weights: _Weights) -> N
     memory, ranks = engine.memory, engine.ranks
     where = f" on each of {ranks} ranks" if ranks > 1 else ""
     what = f"{stage} of {engine.model.model_type}" if stage.count > 1 else engine.model.model_type
-    text = f"device_memory is {memory / GIB:.2f} GiB, and the weights of {what} take "
-    text += f"{weights.nbytes / GIB:.2f} GiB{where}"
+    text = f"device_memory is {_size(memory)}, and the weights of {what} take {_size(weights.nbytes)}{where}"
     if weights.nbytes > memory:
-        text += f": {(weights.nbytes - memory) / GIB:.2f} GiB are missing for the weights alone"
+        text += f": {_size(weights.nbytes - memory)} are missing for the weights alone"
+    elif static == 0 and engine.options.static_fraction is None:
+        reserved = _size(_reserved(engine, stage))
+        return NotEnoughMemory(f"{text}, but the reserves take {reserved}; use a device with more memory")
     else:
         text += (
-            f", of {static / GIB:.2f} GiB that the reserves leave: {(weights.nbytes - static) / GIB:.2f} GiB are "
-            "missing, and the cache needs more"
+            f", of {_size(static)} that the reserves leave: {_size(weights.nbytes - static)} are missing, and the "
+            "cache needs more"
         )
         if engine.options.static_fraction is None and engine.preset.chunked_prefill_size > 2048:
             text += "; use a chunked_prefill_size of 2048"
     return NotEnoughMemory(text + "; use more ranks or pipeline stages, or weights of fewer bits (fp8, int4)")
+
+
+def _size(nbytes: int) -> str:
+    """Return bytes for messages; those of small models and devices in MiB."""
+    return f"{nbytes / GIB:.2f} GiB" if nbytes >= GIB // 10 else f"{nbytes / MIB:.2f} MiB"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.index import check_policy
-from pagecore.serving.checks import as_instance
+from pagecore.serving.checks import as_instance, named
 from pagecore.serving.demo.hybrid import HybridSizes
 from pagecore.serving.demo.model import ModelSizes
 from pagecore.serving.scheduling.reuse import POLICIES
@@ -90,7 +91,7 @@ class DemoConfig:
         object.__setattr__(self, "swap", flag("swap", self.swap))
         check_policy(self.evict, "evict", POLICIES)
         if self.host is not None:
-            parse_memory(self.host, "cpu")
+            named("host", partial(parse_memory, self.host, "cpu"))
             if self.evict == "none":
                 raise UnsupportedOption("host is given, but evict is 'none': a host tier keeps prefixes; use 'lru'")
         if isinstance(self.model, HybridSizes):

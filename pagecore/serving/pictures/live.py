@@ -106,8 +106,11 @@ class LiveMap(AbstractContextManager["LiveMap"]):
         )
         if cache.has_prefix_cache:
             counters += f"   hits {scheduler.reuse.token_hit_rate:.0%}   evicted {metrics.evicted_blocks:,}"
+        if stats.num_states:
+            counters += f"   state slots held {stats.num_states - stats.num_free_states:,} of {stats.num_states:,}"
         width = self._console.width
-        lines = max(1, (self._console.height - OTHER_LINES) // cache.num_groups - 1)
+        # A cache whose layers all keep states has no group.
+        lines = max(1, (self._console.height - OTHER_LINES) // max(cache.num_groups, 1) - 1)
         maps: list[RenderableType] = []
         for group, blocks in enumerate(cache.num_blocks):
             cell_width = max(1, min(lines * width // (blocks - 1), CELL_WIDTH_MAX, width))

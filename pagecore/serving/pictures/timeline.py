@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.errors import ShapeError
-from pagecore.serving.scheduling.request import Run, State
+from pagecore.serving.scheduling.request import Run
 from pagecore.storage.checks import INT32_MAX, require_int
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class RunNumbers:
         """Number the new runs, and return the numbers of all runs in the cache, by the id of their sequence."""
         numbers, holders = self._numbers, scheduler.holders
         if len(numbers) > 2 * len(holders) + 64:
-            numbers = self._numbers = {run: n for run, n in numbers.items() if run.state is not State.FINISHED}
+            numbers = self._numbers = {run: n for run, n in numbers.items() if not run.has_ended}
         for run in holders:
             if run not in numbers:
                 numbers[run] = self.next
@@ -50,7 +50,7 @@ class RunNumbers:
         return {run: numbers[run] for run in holders}  # the id of a sequence is its run
 
     def known(self) -> set[int]:
-        """Return the numbers that `update` may return later: of waiting and running runs, and of some finished runs."""
+        """Return the numbers that `update` may return later: of runs that have not ended, and of some that have."""
         return set(self._numbers.values())
 
 

@@ -24,7 +24,7 @@ __all__ = ["Exporter"]
 
 LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 # Labels of metrics of their own.
-RESERVED = {"le", "state", "medium", "store", "position"}
+RESERVED = {"le"} | {family.label for families in FAMILIES.values() for family in families if family.label is not None}
 
 
 class Exporter:

@@ -59,6 +59,8 @@ class MetricsServer:
                 f"port {number} of {address} cannot be opened: {error.strerror or error}; use another port, or end the "
                 "process that has it"
             ) from error
+        except ValueError as error:  # text that no host name can have
+            raise PortError(f"address {shown(address)} cannot be a host name: {error}") from error
         self.port: int = self._server.server_port
         self.url = f"http://{address}:{self.port}/metrics"
         self._is_open = True

@@ -13,9 +13,10 @@ from pagecore.cache.memory.states import StateLayers, StateSizes
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.index import check_policy
 from pagecore.models import specs_from_config
+from pagecore.serving.checks import as_rate, named
 from pagecore.serving.hybrid import arrange_hybrid, divide_hybrid, with_checkpoints
 from pagecore.serving.replay.clock import ReplayClock
-from pagecore.serving.replay.tier_options import TierPlace, named, parse_bandwidth, parse_place
+from pagecore.serving.replay.tier_options import TierPlace, parse_bandwidth, parse_place
 from pagecore.serving.replay.trace import TraceUnits
 from pagecore.serving.replay.trace_turns import Turns, check_turns
 from pagecore.serving.scheduling.limits import check_order
@@ -30,6 +31,8 @@ __all__ = ["DEFAULT_BYTES_PER_TOKEN", "DEFAULT_MEMORY", "UNBOUNDED", "ReplayOpti
 DEFAULT_MEMORY = "64GiB"
 DEFAULT_BYTES_PER_TOKEN = 131072
 UNBOUNDED: Literal["unbounded"] = "unbounded"
+# Times of the longest trace are finite: 30 years a step.
+STEP_MS_MAX = 1e12
 # Minimum of each number; the optional numbers may be None.
 LIMITS = {"block_size": 1, "max_tokens_per_step": 1, "max_running": 1, "seed": 0}
 OPTIONAL_LIMITS = {
@@ -121,8 +124,8 @@ class ReplayOptions:
     Raises
     ------
     ShapeError
-        A number is not an integer, is below its minimum, or does not fit int32; a rate or time that is not a finite
-        number above 0, or 0 for `step_ms`.
+        A number is not an integer, is below its minimum, or does not fit int32; a rate outside 1e-6 to 1e15, or
+        `step_ms` outside 0 to 1e12.
     NotEnoughMemory
         The memory holds fewer than two blocks, or two state slots.
     UnsupportedOption
@@ -392,8 +395,8 @@ class ReplayOptions:
 
     def _check_clock(self) -> None:
         step_ms = as_float("step_ms", self.step_ms)
-        if not 0 <= step_ms < math.inf:
-            raise ShapeError(f"step_ms is {step_ms}; expected a finite number of milliseconds, 0 or more")
+        if not 0 <= step_ms <= STEP_MS_MAX:
+            raise ShapeError(f"step_ms is {step_ms}; expected milliseconds, from 0 to {STEP_MS_MAX:g}")
         object.__setattr__(self, "step_ms", step_ms)
         if self.prefill_rate is None:
             for name, value in (("step_ms", step_ms), ("max_queued", self.max_queued), ("turns", self.turns)):
@@ -403,11 +406,9 @@ class ReplayOptions:
                     )
             return
         rate = as_float("prefill_rate", self.prefill_rate)
-        if not 0 < rate < math.inf:
-            raise ShapeError(
-                f"prefill_rate is {rate}; expected a finite number of tokens a second, above 0"
-                + ("; leave it out for a replay without a clock" if rate == math.inf else "")
-            )
+        if rate == math.inf:
+            raise ShapeError("prefill_rate is inf; leave it out for a replay without a clock")
+        as_rate("prefill_rate", rate, "tokens a second")
         object.__setattr__(self, "prefill_rate", rate)
 
     def new_clock(self) -> ReplayClock | None:

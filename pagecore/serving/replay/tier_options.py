@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
-from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
+from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.serving.checks import as_rate, named
 from pagecore.storage import parse_memory
-from pagecore.storage.checks import as_float, as_tuple, shown
+from pagecore.storage.checks import as_tuple, shown
 from pagecore.storage.memory.budgets import UNITS
 
-__all__ = ["MEDIA", "TierPlace", "named", "parse_bandwidth", "parse_place"]
-
-T = TypeVar("T")
+__all__ = ["MEDIA", "TierPlace", "parse_bandwidth", "parse_place"]
 
 MEDIA = ("host", "disk", "remote")
 UNBOUNDED = "unbounded"
@@ -26,16 +23,6 @@ class TierPlace:
 
     nbytes: int | None = None
     target: str | None = None
-
-
-def named(name: str, call: Callable[[], T]) -> T:
-    """Return the result of a call that parses a memory size; its errors name the option `name`."""
-    try:
-        return call()
-    except (ShapeError, NotEnoughMemory) as error:
-        reason = str(error)
-        text = reason.replace("memory is", f"{name} is", 1) if "memory is" in reason else f"{name}: {reason}"
-        raise type(error)(text) from None
 
 
 def parse_place(name: str, value: str | int, attend: bool) -> TierPlace:
@@ -76,9 +63,10 @@ def parse_bandwidth(value: Mapping[str, float] | Iterable[str]) -> dict[str, flo
     Raises
     ------
     UnsupportedOption
-        A medium other than host, disk and remote, text without a number, or neither a mapping nor a list of text.
+        A medium other than host, disk and remote, or one that is given twice; text without a number, or neither a
+        mapping nor a list of text.
     ShapeError
-        A bandwidth that is not finite and above 0.
+        A bandwidth outside 1e-6 to 1e15.
     """
     pairs: list[tuple[str, float]] = []
     if isinstance(value, Mapping):
@@ -92,12 +80,14 @@ def parse_bandwidth(value: Mapping[str, float] | Iterable[str]) -> dict[str, flo
                 raise UnsupportedOption(
                     f"bandwidth is {shown(text)}; expected a medium and GB/s, such as 'disk=2.5'"
                 ) from None
-    found = {}
+    found: dict[str, float] = {}
     for name, speed in pairs:
         if not isinstance(name, str) or name not in MEDIA:
             raise UnsupportedOption(f"bandwidth is given for {shown(name)}; the media are {', '.join(MEDIA)}")
-        rate = as_float(f"bandwidth of {name}", speed)
-        if not (math.isfinite(rate) and rate > 0):
-            raise ShapeError(f"bandwidth of {name} is {rate!r} GB/s; expected a number above 0")
+        rate = as_rate(f"bandwidth of {name}", speed, "GB/s")
+        if name in found:
+            raise UnsupportedOption(
+                f"bandwidth of {name} is given twice, as {found[name] / 1e9:g} and {rate:g} GB/s; give it once"
+            )
         found[name] = rate * 1e9
     return found

@@ -27,7 +27,9 @@ class Holdings:
         self._cache = cache
         # None: sealed blocks, whose layers have the groups of their tails.
         self._specs: list[Spec | None] = [groups.get(group) for group in range(cache.num_groups)]
-        self._has_states = any(isinstance(spec, StateSpec) for spec in specs)
+        states = [spec for spec in specs if isinstance(spec, StateSpec)]
+        self._has_states = bool(states)
+        self._quantises = any(spec.checkpoint_format is not None for spec in states)
 
     def upper_bounds(self, run: Run, held: Sequence, *, swaps: bool) -> list[int]:
         """Return the most blocks of each group, and state slots, that a run frees with its sequence `held`.
@@ -53,6 +55,9 @@ class Holdings:
         return blocks - max(released - ceil_div(getattr(spec, "sink_tokens", 0), size), 0)
 
     def _slots(self, held: Sequence, *, swaps: bool) -> int:
+        slots = {self._cache.state_slot(held), self._cache.spare_slot(held)}
         checkpoint = self._cache.checkpoint(held) if swaps else None
-        slots = {self._cache.state_slot(held), self._cache.spare_slot(held)} - {0}
-        return len(slots) + (checkpoint is not None)
+        has_own_pool = self._quantises and checkpoint is not None
+        if checkpoint is not None and not has_own_pool:
+            slots.add(checkpoint[0])  # at the end of a step it is the running slot
+        return len(slots - {0}) + has_own_pool

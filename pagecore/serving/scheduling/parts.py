@@ -10,8 +10,14 @@ small q), with a number of checkpoints that is logarithmic in the length.
     |---------------------- branch |----------------------------|----------------|-------|---|
                             the prompt leaves the others here: they need a state before it
 
-A part that ends because the step is full ends on the grid of the checkpoints, too: a step keeps states at multiples of
-the chunk after its first token, and after a part that ends elsewhere none of these could be at the end of a block.
+A part that ends because the step is full ends on the grid of the checkpoints, too: at the last point that it reaches. A
+part that reaches none computes what it can, and the next one ends at a point. The state at the end of a part is a
+checkpoint there. After a part that ended elsewhere, the last part but one ends at the last point of the prompt, because
+a step keeps the states after whole chunks that follow its first token, and none of these would be at the end of a
+block:
+
+    |-------- grid --------|-------- grid --------|------ end of the prompt
+    |--- 50 ---|--- 14 ----|--- 50 ---|--- 14 ----|--- 40
 
 Tokens of an image may attend to one another in both directions, which takes all of them in one step. With `whole_spans`
 no part ends inside a span: it ends before the span, or waits for a step with room for all of it. The rows of a step
@@ -62,6 +68,8 @@ class PromptParts:
         True if a prompt has one part, after what it reuses.
     tree_tokens : int
         Tokens of a part at most in a step with trees of drafts; 0 in other steps.
+    short : int
+        Tokens of a step at most that keeps the state at its end alone.
     """
 
     chunk: int
@@ -70,11 +78,12 @@ class PromptParts:
     whole_spans: bool = False
     whole_prompts: bool = False
     tree_tokens: int = 0
+    short: int = 1
 
     @property
-    def keeps_whole(self) -> bool:
-        """True if each span, or each prompt, stays in one part."""
-        return self.whole_spans or self.whole_prompts
+    def chooses_ends(self) -> bool:
+        """True if parts may end before the tokens that a step has left for them."""
+        return self.whole_spans or self.whole_prompts or self.checkpoints > 0
 
     def count(self, run: Run, budget: int, load: EncoderLoad = UNLIMITED) -> int:
         """Return the tokens of the next part of a prompt whose run has a sequence, at most `budget`.
@@ -122,14 +131,19 @@ class PromptParts:
             return ((0, len(run.tokens), b""),), len(run.tokens)
         return (run.request.spans if self.whole_spans and run.request.spans else ()), len(run.request.prompt)
 
-    def _up_to_checkpoint(self, run: Run, count: int) -> int:
-        if count <= self.grid:
-            return count
-        sequence = run.sequence
+    def _up_to_checkpoint(self, run: Run, most: int) -> int:
+        """Return the tokens of a part of at most `most` that ends at a checkpoint, or before the first it could reach.
+
+        The last part keeps those before its end without a step of their own, unless it begins elsewhere or is short.
+        """
+        sequence, length = run.sequence, len(run.tokens)
         computed = sequence.num_computed_tokens
-        end = min(computed + count, self._next_checkpoint(sequence, len(run.tokens)))
+        end = min(computed + most, self._next_checkpoint(sequence, length))
         on_grid = end // self.grid * self.grid
-        return on_grid - computed if computed < on_grid and end < len(run.tokens) else end - computed
+        if end == length:
+            skips = computed % self.grid or length - computed <= self.short
+            on_grid = (length - 1) // self.grid * self.grid if skips else 0
+        return (on_grid if on_grid > computed else end) - computed
 
     def _next_checkpoint(self, sequence: Sequence, length: int) -> int:
         """Return where the next checkpoint of a prompt is; its length if it has none before its end."""
@@ -183,4 +197,11 @@ def choose_parts(
         wanted = require_int("prompt_checkpoints", prompt_checkpoints, 0, 16)
     specs = (cache.spec(layer) for layer in range(cache.num_layers))
     rules = next(spec for spec in specs if isinstance(spec, StateSpec))
-    return PromptParts(chunk, rules.prefill_grid(cache.block_size), wanted, whole_spans, whole_prompts)
+    return PromptParts(
+        chunk,
+        rules.prefill_grid(cache.block_size),
+        wanted,
+        whole_spans,
+        whole_prompts,
+        short=1 + rules.draft_tokens,
+    )

@@ -267,6 +267,7 @@ class Run:
         "displaced",
         "goes_first",
         "held",
+        "held_news",
         "hit_tokens",
         "last_length",
         "match_length",
@@ -321,6 +322,7 @@ class Run:
         self.waits_since = 0  # step in which it joined the queue
         self.shared_at = -1  # cached tokens at which it waited for an equal prompt
         self.pinned_news = -1  # news of the roster at which its prefix was pinned
+        self.held_news = -1  # news of the roster at which it was pinned and held back
         self.match_length = 0  # tokens of its cached prefix, as "lpm" found them
         self.matched_at = -1  # prompt steps of the roster at that time
 

@@ -185,7 +185,7 @@ def _shorten_prompts(cache: PagedKVCache, rows: StepRows, limits: Limits) -> boo
 
     def cut(most: int) -> list[int]:
         counts = [min(count, most) for count in rows.counts[rows.num_decodes :]]
-        if limits.parts.keeps_whole:
+        if limits.parts.chooses_ends:
             counts = limits.parts.cut(prompts, counts)
         return rows.decode_counts + counts
 

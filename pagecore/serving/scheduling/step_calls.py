@@ -58,7 +58,8 @@ class SchedulerSteps(SchedulerTurns):
             an import, and which needs no output of an encoder that is not kept, of a span or for cross attention: parts
             of running prompts wait, and admissions from the first run with more to compute on. For data-parallel ranks,
             whose steps take as long as the longest, and for steps that a graph of decodes serves: each row has one
-            token, and its drafts. A caller that holds prompts back for ever starves them.
+            token, and its drafts. A caller that holds prompts back for ever starves them, and the requests after them;
+            without `embeddings`, no output of a span is kept, and a prompt that ends in a span is one of them.
 
         Returns
         -------

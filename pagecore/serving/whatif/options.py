@@ -13,8 +13,8 @@ import numpy as np
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.index import check_policy
+from pagecore.serving.checks import as_rate, named
 from pagecore.serving.replay.options import DEFAULT_BYTES_PER_TOKEN, UNBOUNDED, ReplayOptions
-from pagecore.serving.replay.tier_options import named
 from pagecore.serving.replay.trace import TraceUnits
 from pagecore.serving.scheduling.reuse import POLICIES
 from pagecore.storage import parse_memory
@@ -111,13 +111,9 @@ class WhatIfOptions:
         if not self.block_sizes or not self.policies:
             raise ShapeError("block_sizes or policies are empty; give at least one of each")
         set_field(self, "sample", as_float("sample", self.sample))
-        set_field(self, "prefill_rate", as_float("prefill_rate", self.prefill_rate))
+        set_field(self, "prefill_rate", as_rate("prefill_rate", self.prefill_rate, "tokens a second"))
         if not 0 < self.sample <= 1:
             raise ShapeError(f"sample is {self.sample}; use a share above 0 and up to 1")
-        if not 0 < self.prefill_rate < float("inf"):
-            raise ShapeError(
-                f"prefill_rate is {self.prefill_rate}; expected a finite number of tokens a second, above 0"
-            )
         if self.sample < 1 and (self.policies != (LRU,) or self.tiers):
             raise UnsupportedOption(f"sample is {self.sample}, which only the curve of {LRU!r} supports; use 1")
         if self.requests is not None:

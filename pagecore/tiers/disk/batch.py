@@ -47,7 +47,7 @@ class Batch:
     error : str or None
         First reason of a failure.
     full : str or None
-        First reason why there was no slot for a key.
+        First reason why there was no slot for a key, or why one that another batch is writing was not removed.
     """
 
     ticket: int

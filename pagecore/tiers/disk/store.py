@@ -288,7 +288,7 @@ class DiskStore:
                         assert slot is not None
                         erased.append(self._slabs.place(key[-1], slot))
                     elif key in lane.writing:
-                        batch.fail("another batch is writing an entry; wait for its end")
+                        batch.full = "another batch is writing an entry; wait for its end"
                     else:
                         batch.ok[i] = True
                 if not erased:
@@ -320,7 +320,7 @@ class DiskStore:
 
     def cancel(self, ticket: int) -> None:
         """End the transfers of a batch that have not started; its `Done` comes all the same."""
-        if self._is_usable():
+        if self._is_usable() and 0 < ticket < 1 << 64:
             self._queue.cancel(ticket)
 
     def poll(self) -> list[Done]:

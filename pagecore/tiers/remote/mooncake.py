@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,10 @@ from pagecore.tiers.remote.store import Batch, Full, Identity, checked_identity,
 from pagecore.tiers.remote.workers import Connection, WorkerStore
 from pagecore.tiers.store import Keys, Pieces
 
-# Results of Mooncake's client: a buffer that is too small for an object, absence, and an object that exists.
-NO_ROOM, INVALID, NOT_FOUND, EXISTS = -200, -600, -704, -705
+# Results of Mooncake's client: no memory for an object, a buffer that is too small for it, an object that a client is
+# writing, absence, and an object that exists.
+NO_ROOM, INVALID, NOT_READY, NOT_FOUND, EXISTS = -200, -600, -703, -704, -705
+LEAST_SEGMENT = 16 << 20
 # A client that is closed asks the master, at this interval and for as long, whether it answers.
 HANG_SECONDS = 1.0
 
@@ -42,7 +45,8 @@ class MooncakeStore(ListingReporter, WorkerStore):
     hostname : str
         Name or IP address under which the other clients reach this process.
     segment_bytes : int
-        Memory that this process lends to the store; 0 for a client that lends none. At least one client must lend some.
+        Memory that this process lends to the store, 16 MiB or more; 0 for a client that lends none. At least one client
+        must lend some.
     buffer_bytes : int
         Memory of the client for its own messages.
     metadata : str
@@ -101,6 +105,10 @@ class MooncakeStore(ListingReporter, WorkerStore):
         replicas: int = 1,
     ) -> None:
         segment = require_int("segment_bytes", segment_bytes, min=0, max=None)
+        if 0 < segment < LEAST_SEGMENT:
+            raise ShapeError(
+                f"segment_bytes is {segment}; Mooncake's client lends {LEAST_SEGMENT} bytes or more: give 0 or as much"
+            )
         local = require_int("buffer_bytes", buffer_bytes, min=1 << 20, max=None)
         count = require_int("threads", threads, max=64)
         self._replicas = require_int("replicas", replicas, max=64)
@@ -212,17 +220,26 @@ class _Session:
         return _reason(found[found < 0])
 
     def load(self, keys: Keys, pieces: Pieces, ok: NDArray[np.bool_]) -> str | None:
-        """Read entries; one of another size is a miss and is deleted."""
-        addresses, sizes = pieces.T.tolist()
+        """Read entries; one of another size is a miss and is deleted, and one that is being written is a miss."""
         names = self._names(keys)
+        error = None
+        for chosen in _without_repeats(names):
+            loaded, reason = self._load_once([names[index] for index in chosen], pieces[chosen])
+            ok[chosen] = loaded
+            error = error or reason
+        return error
+
+    def _load_once(self, names: list[str], pieces: Pieces) -> tuple[NDArray[np.bool_], str | None]:
+        """Read entries of different names."""
+        addresses, sizes = pieces.T.tolist()
         found = np.array(self._client.batch_get_into(names, addresses, sizes), np.int64)
-        ok[:] = found == pieces[:, 1].astype(np.int64)
+        ok = found == pieces[:, 1].astype(np.int64)
         unfit = np.flatnonzero(~ok & ((found >= 0) | (found == INVALID))).tolist()
         wrong = [names[index] for index in unfit if 0 <= self._client.get_size(names[index]) != sizes[index]]
         if wrong:
             self._client.batch_remove(wrong, True)
-            return f"{len(wrong)} entries had another size and were deleted"
-        return _reason(found[(found < 0) & (found != NOT_FOUND)])
+            return ok, f"{len(wrong)} entries had another size and were deleted"
+        return ok, _reason(found[(found < 0) & (found != NOT_FOUND) & (found != NOT_READY)])
 
     def store(self, keys: Keys, pieces: Pieces, ok: NDArray[np.bool_]) -> str | None:
         """Write entries; one that exists stays."""
@@ -235,13 +252,29 @@ class _Session:
         """Delete entries, also those that the master has leased to a client that reads them."""
         removed = np.array(self._client.batch_remove(self._names(keys), True), np.int64)
         ok[:] = (removed == 0) | (removed == NOT_FOUND)
-        return _reason(removed[~ok])
+        num_written = int((removed == NOT_READY).sum())
+        busy = Full(f"{num_written} entries are being written; remove them afterwards") if num_written else None
+        return _reason(removed[~ok & (removed != NOT_READY)]) or busy
 
     def abort(self) -> None:
         """Do nothing: the client has no way to end a call early."""
 
     def close(self) -> None:
         """Do nothing: the store closes the client."""
+
+
+def _without_repeats(names: list[str]) -> list[list[int]]:
+    """Divide the indices of names so that no part has a name twice: the client fills one buffer of a name in a call."""
+    if len(set(names)) == len(names):
+        return [list(range(len(names)))]
+    seen: Counter[str] = Counter()
+    parts: list[list[int]] = []
+    for index, name in enumerate(names):
+        if seen[name] == len(parts):
+            parts.append([])
+        parts[seen[name]].append(index)
+        seen[name] += 1
+    return parts
 
 
 def _reason(codes: NDArray[np.int64]) -> str | None:

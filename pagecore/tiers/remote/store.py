@@ -53,7 +53,7 @@ def checked_timeout(timeout: SupportsFloat, name: str = "timeout") -> float:
 
 
 class Full(str):
-    """Reason of keys that a store had no room for, although it works."""
+    """Reason of keys that a store had no room for, or did not remove while they are written, although it works."""
 
     __slots__ = ()
 

@@ -9,7 +9,7 @@ class ModelPrompts:
     def part(self, row, budget):
         """Return the tokens of a prompt that a step computes, which end where the prompt keeps a checkpoint."""
         count = self.before_span(row, min(row.left, budget, self.chunk))
-        if not self.checkpoints or count <= self.cache.grid:
+        if not self.checkpoints:
             return count
         computed, grid, near = row.sequence.num_computed_tokens, self.cache.grid, parts.NEAREST
         ends = [row.sequence.num_matched_tokens // grid * grid]
@@ -17,8 +17,10 @@ class ModelPrompts:
             end = (len(row.tokens) - near * 4**k) // grid * grid
             ends += [end] if end - row.sequence.num_cached_tokens >= near else []
         end = min(computed + count, *(end for end in ends if end > computed), len(row.tokens))
-        if end < len(row.tokens) and end // grid * grid > computed:
-            end = end // grid * grid
+        points = [point for point in range(0, end + 1, grid) if computed < point < len(row.tokens)]
+        keeps_inner = computed % grid == 0 and row.left > self.cache.short
+        if points and not (end == len(row.tokens) and keeps_inner):
+            end = points[-1]
         return end - computed
 
     def missing_outputs(self, row, count):

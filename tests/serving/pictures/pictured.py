@@ -23,12 +23,13 @@ def requests(count=14, seed=0):
     return listed
 
 
-def serve(watchers, *, layers=FULL, num_blocks=26, max_running=6, count=14, prefix_cache=True):
+def serve(watchers, *, layers=FULL, num_blocks=26, max_running=6, count=14, prefix_cache=True, num_states=None):
     """Serve all requests without a model; return the scheduler and the metrics of the run."""
     cache = PagedKVCache(
         layers,
         block_size=4,
         num_blocks=num_blocks,
+        num_states=num_states,
         max_sequences=max_running,
         device="none",
         prefix_cache=prefix_cache,

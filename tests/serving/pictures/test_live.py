@@ -10,6 +10,7 @@ require("rich")
 
 from rich.console import Console  # noqa: E402
 
+from pagecore import Plane, StateSpec  # noqa: E402
 from pagecore.serving.pictures.live import REFRESHES_PER_SECOND, LiveMap  # noqa: E402
 from pagecore.serving.pictures.palette import PALETTE  # noqa: E402
 from tests.serving.pictures.pictured import FULL, WINDOWED, serve  # noqa: E402
@@ -81,6 +82,14 @@ def test_a_pool_larger_than_the_terminal_is_sampled():
 def test_a_tiny_terminal_raises_no_error():
     seen = observe(terminal(width=1, height=1), layers=[FULL, WINDOWED], num_blocks=[60, 60])
     assert seen.lines
+
+
+def test_a_cache_without_blocks_shows_the_slots_of_its_states():
+    state = StateSpec((Plane("temporal", (1,), "float32", per="sequence"),), chunk=4, interval=16)
+    seen = observe(terminal(width=200, color_system=None), at=10, layers=[state], num_blocks=None, num_states=30)
+    held = seen.stats.num_states - seen.stats.num_free_states
+    assert seen.lines[0].endswith(f"   state slots held {held} of {seen.stats.num_states}")
+    assert not any(line.startswith("group") for line in seen.lines)
 
 
 @pytest.mark.slow

@@ -146,6 +146,20 @@ def test_a_timeline_forgets_runs_and_names_that_it_no_longer_shows():
     assert timeline.stride > 64
 
 
+def test_numbers_of_cancelled_runs_are_forgotten_as_those_of_finished_ones():
+    numbers, most = RunNumbers(), []
+
+    def watch(scheduler, metrics):
+        numbers.update(scheduler)
+        most.append(len(numbers.known()))
+        for run in list(scheduler.running):
+            scheduler.cancel(run)
+
+    serve([watch], count=120, max_running=4)
+    assert numbers.next > 120
+    assert max(most) <= 2 * 4 + 64 + 4
+
+
 def test_a_timeline_names_every_run_that_it_shows_including_runs_with_only_shared_blocks():
     timelines = [Timeline(64, rows) for rows in (1, 2, 25)]
 

@@ -53,6 +53,7 @@ def test_the_default_registry_is_that_of_the_process():
         ({"names": [["vllm"]]}, "names has"),
         ({"labels": True}, "labels is True; expected a mapping"),
         ({"labels": {"le": "1"}}, "label 'le'"),
+        ({"labels": {"direction": "1"}}, "label 'direction'"),
         ({"labels": {"a-b": "1"}}, "label 'a-b'"),
         ({"labels": {"__name__": "1"}}, "label '__name__'"),
         ({"labels": {"engine": 0}}, "expected a string"),
@@ -133,6 +134,12 @@ def test_a_port_in_use_is_refused():
         port = taken.getsockname()[1]
         with pytest.raises(PortError, match=f"port {port} of 127.0.0.1 cannot be opened: Address already in use"):
             MetricsServer(registry, port)
+
+
+@pytest.mark.parametrize("address", ["x" * 100, "\ud800"])
+def test_an_address_that_no_host_can_have_is_refused(address):
+    with pytest.raises(PortError, match="cannot be a host name"):
+        MetricsServer(client.CollectorRegistry(), 0, address)
 
 
 def test_a_server_leaves_no_thread_and_frees_its_port():

@@ -119,6 +119,8 @@ def test_reads_of_tiers_delay_their_step(tmp_path):
         ({"prefill_rate": 0}, ShapeError),
         ({"prefill_rate": float("nan")}, ShapeError),
         ({"prefill_rate": float("inf")}, ShapeError),
+        ({"prefill_rate": 1e-308}, ShapeError),
+        ({"prefill_rate": 1, "step_ms": 1e308}, ShapeError),
         ({"prefill_rate": "fast"}, ShapeError),
         ({"prefill_rate": 1, "step_ms": -1}, ShapeError),
         ({"prefill_rate": 1, "step_ms": float("inf")}, ShapeError),

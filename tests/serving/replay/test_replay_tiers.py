@@ -157,6 +157,8 @@ def test_real_bytes_pass_through_an_object_store(tmp_path):
         ({"host": "1GiB", "bandwidth": ["disk"]}, UnsupportedOption, "disk=2.5"),
         ({"host": "1GiB", "bandwidth": {"disc": 1.0}}, UnsupportedOption, "media are"),
         ({"host": "1GiB", "bandwidth": {"disk": 0.0}}, ShapeError, "above 0"),
+        ({"host": "1GiB", "bandwidth": {"host": 1e-308}}, ShapeError, "above 0: from 1e-06"),
+        ({"host": "1GiB", "bandwidth": ["host=1", "host=2.5"]}, UnsupportedOption, "twice, as 1 and 2.5 GB/s"),
     ],
 )
 def test_refused_options(options, error, words):

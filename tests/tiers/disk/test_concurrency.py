@@ -53,7 +53,8 @@ def test_cancelled_batches_end_and_leave_every_slot(tmp_path):
         memory = Memory(8).fill(keys)
         ticket = store.submit_store(keys, memory.pieces)
         store.cancel(ticket)
-        store.cancel(12345)
+        for unknown in (12345, 0, -1, 1 << 64):
+            store.cancel(unknown)
         gate.set()
         done = finish(store, ticket)
         assert done.error == "cancelled"

@@ -106,6 +106,7 @@ def test_an_entry_that_is_being_written_is_not_removed(tmp_path):
         writing = store.submit_store(keys, memory.fill(keys).pieces)
         done = remove(store, [0, 1])
         assert (done.ok.tolist(), done.error) == ([False, True], "another batch is writing an entry; wait for its end")
+        assert done.is_full  # the disk works
         goes_on.set()
         assert finish(store, writing).ok.all()
         assert remove(store, [0]).ok.all()

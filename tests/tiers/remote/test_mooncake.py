@@ -99,6 +99,47 @@ def test_an_entry_of_another_size_is_a_miss_and_makes_room(store, size):
     np.testing.assert_array_equal(blocks.payloads, expected)
 
 
+def test_an_entry_that_a_batch_names_twice_is_loaded_twice(store):
+    keys, _, expected = some(store, 3, 8)
+    order = np.array([0, 1, 0, 2, 0, 1])
+    asked, targets = keys[order], Blocks(6, NBYTES)
+    asked[3] = random_keys(1, 78)
+    assert wait(store, store.submit_lookup(asked)).ok.tolist() == [True, True, True, False, True, True]
+    done = wait(store, store.submit_load(asked, targets.pieces()))
+    assert (done.ok.tolist(), done.error) == ([True, True, True, False, True, True], None)
+    np.testing.assert_array_equal(targets.payloads[done.ok], expected[order[done.ok]])
+    assert targets.is_poisoned[3]
+
+
+class Writing:
+    """A client of a cluster in which another client writes one of the entries; the others are absent."""
+
+    def __init__(self, store, key):
+        self.name = store._prefix + key.tobytes().hex()
+
+    def _answers(self, names, *_):
+        return [mooncake.NOT_READY if name == self.name else mooncake.NOT_FOUND for name in names]
+
+    batch_get_into = batch_remove = _answers
+
+
+def test_an_entry_that_another_client_writes_is_a_miss_and_stays(master, monkeypatch):
+    store = MooncakeStore(master, fingerprint=fingerprint(os.urandom(8)), threads=1)
+    guard = Guard(store, deadline=Deadline(20.0), budget_bytes=1 << 20)
+    try:
+        keys, blocks = random_keys(2, 79), Blocks(2, NBYTES)
+        monkeypatch.setattr(store._workers[0].connection, "_client", Writing(store, keys[0]))
+        for _ in range(4):  # one more than the breaker takes
+            done = wait(guard, guard.submit_load(keys, blocks.pieces()))
+            assert (done.ok.any(), done.error) == (False, None)
+            done = wait(guard, guard.submit_remove(keys))
+            assert (done.ok.tolist(), done.is_full) == ([False, True], True)
+            assert "1 entries are being written" in done.error
+        assert (guard.health().breaker, guard.health().lost_bytes) == ("closed", 0)
+    finally:
+        guard.close()
+
+
 def test_another_fingerprint_and_another_client(store, reader):
     keys, blocks, expected = some(store, 3, 5)
     assert not wait(reader, reader.submit_lookup(keys)).ok.any()
@@ -205,8 +246,14 @@ def test_bad_arguments_are_refused(master, store):
         port = closed.getsockname()[1]
     with pytest.raises(StoreError, match=f"start mooncake_master --rpc_port={port}"):
         MooncakeStore(f"127.0.0.1:{port}", fingerprint=identity)
-    for options in ({"segment_bytes": -1}, {"buffer_bytes": 5}, {"threads": 0}, {"replicas": 0}):
-        with pytest.raises(ShapeError):
+    for options in (
+        {"segment_bytes": -1},
+        {"segment_bytes": (16 << 20) - 1},
+        {"buffer_bytes": 5},
+        {"threads": 0},
+        {"replicas": 0},
+    ):
+        with pytest.raises(ShapeError, match=next(iter(options))):
             MooncakeStore(master, fingerprint=identity, **options)
     blocks = Blocks(2, NBYTES)
     with pytest.raises(ShapeError, match="20001 bytes; an entry of lane 0 has 20000 bytes"):
