@@ -16,6 +16,7 @@ from pagecore import (
 )
 from pagecore.errors import PagecoreError
 from pagecore.serving import plan_memory
+from pagecore.storage.checks import as_float, member, require_int
 from pagecore.storage.specs.checkpoint_format import checked_names
 from pagecore.tiers import DiskStore, EventPublisher, Fingerprint, content_chain
 
@@ -88,6 +89,85 @@ def test_an_object_that_cannot_be_an_integer_is_refused_as_a_count(name):
     argument = {"window_side": "window", "slot_block": "block_size"}.get(name, name)
     with pytest.raises(PagecoreError, match=f"^{argument} "):
         COUNTS[name](WithoutIndex())
+
+
+CHECKED_BY_INDEX_AND_STORAGE = {
+    "head_dim": COUNTS["head_dim"],
+    "block_size": COUNTS["block_size"],
+    "num_layers": COUNTS["num_layers"],
+    "layer": COUNTS["layer"],
+    "n": COUNTS["pool"],
+    "max_sequences": COUNTS["tables"],
+    "a window": COUNTS["windows"],
+    "keep": COUNTS["keep"],
+    "row": lambda value: BlockTables([BlockPool(9)], max_sequences=2, max_blocks_per_sequence=4).length(value),
+    "max_tokens": lambda value: RadixTree(4).match([1], max_tokens=value),
+    "a span's digest": lambda value: RadixTree(4).match([1], spans=[(0, 1, value)]),
+    "spans": lambda value: RadixTree(4).match([1], spans=[(0, value, 1)]),
+    "states": lambda value: RadixTree(4, states=True).insert([1] * 4, [1], states=[(4, value)]),
+    "amount": lambda value: RadixTree(4).evict("full", value),
+    "num_pinned": lambda value: require_int("num_pinned", value),
+    "member": lambda value: member("member", value, 3, "the cache"),
+}
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, OSError, OverflowError, UnicodeError])
+@pytest.mark.parametrize("name", CHECKED_BY_INDEX_AND_STORAGE)
+def test_what_an_object_raises_as_an_integer_is_the_cause_of_the_refusal(name, error):
+    raised = error("no integer")
+
+    class Raises:
+        def __index__(self):
+            raise raised
+
+    with pytest.raises(PagecoreError, match=rf"\b{name}\b") as caught:
+        CHECKED_BY_INDEX_AND_STORAGE[name](Raises())
+    cause = caught.value.__cause__
+    assert raised in (cause, getattr(cause, "__cause__", None))  # a list has an error for its entry
+
+
+@pytest.mark.parametrize("name", CHECKED_BY_INDEX_AND_STORAGE)
+def test_a_lack_of_memory_of_an_object_is_no_refusal(name):
+    class Lacks:
+        def __index__(self):
+            raise MemoryError("none left")
+
+    with pytest.raises(MemoryError, match="none left") as caught:
+        CHECKED_BY_INDEX_AND_STORAGE[name](Lacks())
+    assert not isinstance(caught.value, PagecoreError)
+
+
+FLOATS = {
+    "time": lambda value: RadixTree(4).evict("full", 1, time=value),
+    "rank": lambda value: RadixTree(4, policy="rank").insert([1] * 4, [1], rank=value),
+    "num": lambda value: as_float("num", value),
+}
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_what_an_object_raises_as_a_number_is_the_cause_of_the_refusal(name):
+    raised = ZeroDivisionError("no number")
+
+    class Raises:
+        def __float__(self):
+            raise raised
+
+    with pytest.raises(PagecoreError, match=rf"^{name} is") as caught:
+        FLOATS[name](Raises())
+    assert caught.value.__cause__ is raised
+
+
+@pytest.mark.parametrize("call", [lambda ids: BlockPool(9).free(ids), lambda ids: RadixTree(4).match(ids)])
+def test_what_an_array_of_ids_raises_is_the_cause_of_the_refusal(call):
+    raised = OSError("no array")
+
+    class Raises:
+        def __array__(self, dtype=None, copy=None):
+            raise raised
+
+    with pytest.raises(PagecoreError, match=r"^(block|token)s cannot be read by NumPy: no array") as caught:
+        call(Raises())
+    assert caught.value.__cause__ is raised
 
 
 @pytest.mark.parametrize(

@@ -235,9 +235,11 @@ cdef object read_array(object obj, str what):
     try:
         array = np.asarray(obj)
     except ValueError as ragged:
-        raise ShapeError(f"{what}s must be one int or one list of ints: {ragged}") from None
-    except (TypeError, RuntimeError) as foreign:  # a tensor of a dtype that NumPy lacks, or one that requires grad
-        raise UnsupportedDtype(f"{what}s cannot be read by NumPy: {foreign}; give integers") from None
+        raise ShapeError(f"{what}s must be one int or one list of ints: {ragged}") from ragged
+    except MemoryError:
+        raise
+    except Exception as foreign:  # a tensor of a dtype that NumPy lacks, or one that requires grad; __array__ fails
+        raise UnsupportedDtype(f"{what}s cannot be read by NumPy: {foreign}; give integers") from foreign
     if array.ndim > 1:
         raise ShapeError(f"{what}s have shape {array.shape}; give one dimension")
     if array.size == 0:
@@ -263,8 +265,10 @@ cdef int64_t as_int64(object obj, str what) except? -1:
     if not PyLong_CheckExact(obj):
         try:
             obj = None if isinstance(obj, bool) else index(obj)
-        except TypeError:
-            raise UnsupportedDtype(f"{what} is {type(obj).__name__}; give an int") from None
+        except MemoryError:
+            raise
+        except Exception as error:  # __index__ of a foreign object may raise anything
+            raise UnsupportedDtype(f"{what} is {type(obj).__name__}; give an int") from error
         if obj is None:
             raise UnsupportedDtype(f"{what} is bool; give an int")
     value = PyLong_AsLongLongAndOverflow(obj, &overflow)
@@ -356,8 +360,10 @@ cdef object writable(object out, int ndim, str what, bint wide_too):
     try:
         array = out if isinstance(out, ndarray) or not hasattr(out, "__dlpack__") else np.from_dlpack(out)
         array = np.asarray(array, copy=False)
-    except (ValueError, TypeError, RuntimeError, BufferError) as error:
-        raise ShapeError(f"{what} cannot be written in place: {error}; give a NumPy array") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # methods of a foreign object may raise anything
+        raise ShapeError(f"{what} cannot be written in place: {error}; give a NumPy array") from error
     if array.dtype != int32 and not (wide_too and array.dtype == int64):
         raise UnsupportedDtype(f"{what} has dtype {array.dtype}; give int32{' or int64' if wide_too else ''}")
     if array.ndim != ndim:

@@ -11,7 +11,7 @@
 // P5: otherwise, with several pieces per worker, no unit of work (the heads of an item that are computed together) is
 //     longer than a worker's share / pieces_per_worker, or split_floor. Workers that claim units one by one therefore
 //     exceed their share by at most that much.
-// Cost: O(sequences + items), no allocation.
+// Cost: O(sequences + tiles + items that fit the buffer), no allocation.
 #pragma once
 
 #include <algorithm>
@@ -127,6 +127,7 @@ class Planner {
         total += tile.keys.end - tile.keys.begin + std::min(window_.sinks, tile.keys.end);
       });
     }
+    total = std::min(total, std::numeric_limits<int64_t>::max() / options_.num_kv_heads);
     return std::max<int64_t>(1, total * options_.num_kv_heads / (options_.num_workers * options_.pieces_per_worker));
   }
 
@@ -155,9 +156,15 @@ class Planner {
     if (piece == 0 || end <= piece || end == begin) return emit(tile, begin, end, -1, 0, 1);
     const int64_t first = begin / piece, last = (end - 1) / piece;
     if (first == last) return emit(tile, begin, end, -1, 0, 1);
+    const int64_t splits = last - first + 1;
+    if (counts_.num_items >= capacity_) {  // nothing is written any more: there may be millions of splits
+      counts_.num_items += splits;
+      counts_.num_partial_rows += splits * tile.count;
+      return;
+    }
     for (int64_t i = first; i <= last; ++i) {
       emit(tile, std::max(begin, i * piece), std::min(end, (i + 1) * piece), counts_.num_partial_rows, i - first,
-           last - first + 1);
+           splits);
       counts_.num_partial_rows += tile.count;
     }
   }

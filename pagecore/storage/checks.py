@@ -39,8 +39,10 @@ def require_int(name: str, value: SupportsIndex, min: int = 1, max: int | None =
     """
     try:
         number = operator.index(_not_bool(value))
-    except TypeError:
-        raise ShapeError(f"{name} is {shown(value)}; expected an integer of at least {min}") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # __index__ of a foreign object may raise anything
+        raise ShapeError(f"{name} is {shown(value)}; expected an integer of at least {min}") from error
     if number < min:
         raise ShapeError(f"{name} is {shown(number)}; it must be at least {min}{reason}")
     if max is not None and number > max:
@@ -67,12 +69,15 @@ def ceil_div(dividend: int, divisor: int) -> int:
 
 def member(name: str, value: SupportsIndex, count: int, owner: str, error: type[PagecoreError] = ShapeError) -> int:
     """Return `value` as an int from 0 to ``count - 1``; otherwise raise `error` with the range that `owner` has."""
+    cause: Exception | None = None
     try:
         number = operator.index(_not_bool(value))
-    except TypeError:
-        number = -1
+    except MemoryError:
+        raise
+    except Exception as raised:  # __index__ of a foreign object may raise anything
+        number, cause = -1, raised
     if not 0 <= number < count:
-        raise error(f"{name} is {shown(value)}; {owner} has {name}s 0 to {count - 1}")
+        raise error(f"{name} is {shown(value)}; {owner} has {name}s 0 to {count - 1}") from cause
     return number
 
 
@@ -105,12 +110,15 @@ def as_factor(name: str, value: SupportsFloat) -> float:
 def as_float(name: str, value: SupportsFloat) -> float:
     """Return `value` as a float; raise ShapeError for non-numbers, including bools and numeric strings."""
     given: object = value
+    cause: Exception | None = None
     try:
         if not isinstance(given, str | bytes) and not _is_bool(given):
             return float(value)
-    except (TypeError, ValueError, OverflowError):
-        pass
-    raise ShapeError(f"{name} is {shown(value)}; expected a number")
+    except MemoryError:
+        raise
+    except Exception as raised:  # __float__ of a foreign object may raise anything
+        cause = raised
+    raise ShapeError(f"{name} is {shown(value)}; expected a number") from cause
 
 
 def _is_bool(value: object) -> bool:

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 
 from pagecore import AttentionSpec, CrossSpec, PagedKVCache, StateSpec, StaticKVCache, SwapSpace
+from pagecore.errors import PagecoreError
 from tests.cache.caches import normal
 from tests.cache.hybrid_models import CONV, TEMPORAL
 from tests.failing_calls import Case
@@ -141,6 +142,36 @@ class Swapped(Paged):
             self.cache.swap_out(self.sequence, self.space)
 
 
+class Forks:
+    """Three sequences that share blocks in a swap space, and of which the prefix cache has nothing."""
+
+    def __init__(self, **options):
+        self.cache = PagedKVCache(spec(**options), block_size=4, num_blocks=40)
+        first = self.cache.add_sequence(range(18))
+        self.cache.commit(self.cache.prepare([first], 18))
+        self.sequences = [first, self.cache.fork(first), self.cache.fork(first)]
+        for seed, sequence in enumerate(self.sequences):
+            self.cache.append_tokens(sequence, range(100 * seed, 100 * seed + 10))
+        self.cache.commit(self.cache.prepare(self.sequences, 10))
+        self.space = SwapSpace(self.cache, num_blocks=40)
+        self.cache.swap_out(self.sequences, self.space)
+        self.cache.clear_prefix_cache()
+
+    def signature(self):
+        try:
+            self.cache.check_invariants()
+            for sequence in self.sequences:
+                if sequence.is_swapped:
+                    self.cache.swap_in(sequence)
+            for sequence in self.sequences:
+                self.cache.remove(sequence)
+            self.cache.check_invariants()
+            self.cache.clear_prefix_cache()
+            assert self.cache.stats().num_used_blocks == 0
+        except PagecoreError as error:
+            raise AssertionError(str(error)) from error
+
+
 def make(state):
     layers = [spec("int8_token"), CROSS]
     state.cache = StaticKVCache(layers, max_batch_size=3, max_length=12)
@@ -184,6 +215,10 @@ CASES = {
     "swap_out of codes and states": Case(
         partial(Swapped, STATES, is_out=False, num_states=8),
         lambda state: state.cache.swap_out(state.sequence, state.space),
+    ),
+    "swap_in of forks": Case(Forks, lambda state: state.cache.swap_in(state.sequences), checks_itself=True, every=True),
+    "swap_in of forks with a window": Case(
+        partial(Forks, window=6), lambda state: state.cache.swap_in(state.sequences), checks_itself=True
     ),
     "swap_in of codes and states": Case(
         partial(Swapped, STATES, is_out=True, num_states=8), lambda state: state.cache.swap_in(state.sequence)

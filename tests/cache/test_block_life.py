@@ -1,5 +1,6 @@
 """Lives of blocks in the prefix cache, against a twin that follows the block map."""
 
+import gc
 import math
 import time
 
@@ -171,6 +172,34 @@ def test_after_closing_nothing_is_counted_and_another_may_start():
     lives.close()
     assert cache._parts.prefix.is_watched
     with_another.close()
+    cache.check_invariants()
+
+
+def watched_pools(cache):
+    """Return the number of pools by which the prefix cache times blocks."""
+    lists = [each for each in gc.get_referents(cache._parts.prefix) if isinstance(each, list)]
+    return sum(type(pool).__name__ == "WatchedPool" for each in lists for pool in each)
+
+
+@pytest.mark.parametrize("ends", ["next operation", "next object"])
+def test_an_object_that_is_collected_without_a_close_ends_the_timing(ends):
+    cache = make(num_blocks=9)
+    lives = BlockLives(cache, 1.0)
+    fill(cache, 0)
+    del lives
+    gc.collect()
+    assert not cache._parts.prefix.is_watched
+    assert watched_pools(cache) == 1
+    if ends == "next operation":
+        fill(cache, 1)
+        assert watched_pools(cache) == 0
+    lives = BlockLives(cache, 1.0)
+    assert cache._parts.prefix.is_watched
+    for number in range(2, 8):
+        fill(cache, number)
+    assert lives.read()["lifetime"].count > 0
+    assert cache._parts.prefix.is_watched
+    lives.close()
     cache.check_invariants()
 
 

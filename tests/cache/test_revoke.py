@@ -281,6 +281,24 @@ def test_a_block_of_a_step_in_flight_keeps_the_tokens_of_the_step_before_it(kind
     cache.check_invariants()
 
 
+@pytest.mark.parametrize("ends", ["abandon", "reject"])
+@pytest.mark.parametrize(("computed", "is_free"), [(4, True), (8, True), (10, False)])
+def test_a_sequence_whose_revoked_blocks_have_gone_with_its_step_is_published(ends, computed, is_free):
+    cache = make()
+    sequence = cache.add_sequence(CHAT)
+    cache.commit(cache.prepare([sequence], computed))
+    batch = cache.prepare([sequence], len(CHAT) - computed)
+    assert cache.revoke_prefix(CHAT, valid=8) == {sequence: 8}
+    if ends == "abandon":
+        cache.abandon(batch)
+    else:
+        cache.commit(batch, accepted=0)
+        cache.append_tokens(sequence, CHAT[computed:])
+    cache.commit(cache.prepare([sequence], len(CHAT) - computed))
+    assert cache.match_length([*CHAT, 0]) == (24 if is_free else 8)
+    cache.check_invariants()
+
+
 @pytest.mark.parametrize("computed", [0, 4, 10])
 @pytest.mark.parametrize("kind", ["prepare", "prepare_arrival"])
 def test_a_prefix_that_a_step_in_flight_computes_is_not_published_after_its_end(kind, computed):

@@ -118,6 +118,25 @@ def test_a_plan_of_fixed_size_serves_the_number_of_sequences_that_it_was_planned
     assert_output_close(cuda.get(there.out), case.expect()[0], case.magnitude())
 
 
+@pytest.mark.parametrize(("with_offsets", "asked"), [(False, 0), (True, 1)])
+def test_a_call_with_a_plan_queries_a_capture_only_if_it_would_launch_more_kernels_in_one(
+    cuda, monkeypatch, with_offsets, asked
+):
+    """A decode step has no items of prompts; a later plan of the same graph has some only with offsets of queries."""
+    case = make_case(DECODED)
+    there = DeviceCase(cuda, case)
+    plan, make = fixed_plan(cuda, case, 4)
+    make(case.seq_lens)
+    if with_offsets:
+        there.arrays["cu_query_lens"] = cuda.put(np.arange(3, dtype=np.int32))
+    there.run(plan=plan)
+    queries = []
+    is_capturing = cuda.runtime.is_capturing
+    monkeypatch.setattr(cuda.runtime, "is_capturing", lambda stream: queries.append(stream) or is_capturing(stream))
+    compare(case, there.run(plan=plan))
+    assert len(queries) == asked
+
+
 def test_a_graph_keeps_its_workspace_when_a_call_has_wider_values(cuda):
     narrow, wide = make_case(DECODED), make_case(replace(DECODED, dims=(64, 128)))
     there = DeviceCase(cuda, narrow)

@@ -10,7 +10,7 @@ import pytest
 
 from pagecore import SealedBlocks
 from pagecore.arrays.tensors import results
-from pagecore.errors import DeviceError
+from pagecore.errors import DeviceError, UnsupportedOption
 from pagecore.ops import AttentionPlan, paged_attention, plan_attention
 from pagecore.ops.attention import _attention
 from tests.cuda.attention_cases import BF16, DeviceCase
@@ -186,6 +186,15 @@ def test_one_scale_in_device_memory_serves_all_heads(cuda):
     one = np.array([0.5], np.float32)
     out, _ = run(cuda, case, "float8_e4m3fn", query_scale=one, output_scale=one / 2)
     np.testing.assert_array_equal(out.view(np.uint8), expected.view(np.uint8))
+
+
+def test_numbers_of_heads_whose_product_overflows_are_refused_if_the_host_has_them(cuda):
+    case, large = float8_case(DECODE), [1.0, 1e20]
+    launched = len(cuda.runtime.launched) if cuda.is_emulated else 0
+    with pytest.raises(UnsupportedOption, match="key_scale times query_scale is inf for head 1"):
+        run(cuda, case, "bfloat16", query_scale=large, key_scale=large)
+    assert not cuda.is_emulated or len(cuda.runtime.launched) == launched
+    run(cuda, case, "bfloat16", query_scale=np.array(large, np.float32), key_scale=large)
 
 
 def test_a_captured_call_with_a_float8_query_is_refused(cuda):

@@ -17,6 +17,53 @@ from tests.cuda.caches import poison
 from tests.cuda.host_tiers import LAYERS, computed, make, planes_of, tier_of
 
 
+@pytest.mark.parametrize("pipelined", [False, True])
+@pytest.mark.parametrize("call", ["backup", "spill", "promote"])
+def test_a_call_that_cannot_note_its_copies_waits_for_them(cuda, call, pipelined):
+    """Their blocks are free again, and nothing would wait for the copies any more."""
+    if not cuda.is_emulated:
+        pytest.skip("only the emulator runs work as late as possible")
+    cache = make(cuda, LAYERS[:2])
+    tier = tier_of(cache, pipelined=pipelined)
+    sequence, kept = computed(cuda, cache, range(13))
+    if call == "promote":
+        tier.backup(sequence)
+        assert tier.drain()
+        tier.poll()
+    if call != "backup":
+        cache.remove(sequence)
+    if call == "promote":
+        cache.clear_prefix_cache()
+    cuda.runtime.finish()
+    cuda.runtime.streams.deferred = True
+
+    class Full(list):
+        def append(self, _):
+            raise MemoryError("planted")
+
+    tier._transfers._running = Full()
+    calls = {
+        "backup": lambda: tier.backup(sequence),
+        "spill": lambda: tier.spill([3]),
+        "promote": lambda: tier.promote(range(13)),
+    }
+    waits = cuda.runtime.counts["synchronizes"]
+    with pytest.raises(MemoryError, match="planted"):
+        calls[call]()
+    assert cuda.runtime.counts["synchronizes"] > waits
+    tier._transfers._running = []
+    tier.pool.memory.tensor("cpu").numpy()[...] = 7
+    poison(cuda, cache)
+    before = planes_of(cuda, cache)
+    cuda.runtime.finish()
+    assert (tier.pool.memory.tensor("cpu").numpy() == 7).all()
+    assert planes_of(cuda, cache) == before
+    cache.check_invariants()
+    tier.check_invariants()
+    tier.close()
+    del kept
+
+
 @pytest.mark.parametrize("call", ["backup", "spill", "promote"])
 def test_a_call_that_fails_after_some_copies_waits_for_them(cuda, monkeypatch, call):
     """Its blocks are free again: what others write there would be overwritten by a copy that comes later."""

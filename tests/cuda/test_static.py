@@ -55,6 +55,33 @@ def test_a_static_cache_on_a_device_equals_its_twin(cuda, seed):
         assert [cache.length(layer) for layer in range(layers)] == twin.lengths
 
 
+@pytest.mark.parametrize(
+    ("options", "launches"),
+    [
+        ({"format": "int8_token"}, 1),
+        ({"format": "float8_e4m3fn", "key_scale": 0.5}, 1),
+        ({"format": "float8_e4m3fn", "key_scale": [0.5, 2.0]}, 3),
+    ],
+)
+def test_one_write_serves_all_sequences_unless_factors_differ_from_head_to_head(cuda, options, launches):
+    """In contiguous ``[batch, heads, tokens, dim]``, batch and heads can be merged, batch and tokens cannot."""
+    cache = StaticKVCache(AttentionSpec(2, 32, dtype="bfloat16", **options), 1, 3, 16, device="cuda")
+    new = np.random.default_rng(0).normal(size=(2, 3, 2, 5, 32)).astype(np.float32)
+    launched = cuda.runtime.launched if cuda.is_emulated else []
+    del launched[:]
+    cache.update(0, *map(cuda.put, new), 1)
+    assert len(launched) == (launches if cuda.is_emulated else 0)
+    expected = StaticKVCache(AttentionSpec(2, 32, dtype="bfloat16", **options), 1, 3, 16)
+    for sequence in range(5):  # one token after another: rows of one token merge on any axis
+        expected.update(0, *new[..., sequence : sequence + 1, :], 1 + sequence)
+    for name in ("key", "value"):
+        ours, theirs = (each.plane(name, 0) for each in (cache, expected))
+        np.testing.assert_array_equal(cuda.get(ours).view(np.uint8), theirs.numpy().view(np.uint8))
+    if options["format"] == "int8_token":
+        scales = (each.plane("key_scale", 0) for each in (cache, expected))
+        np.testing.assert_array_equal(cuda.get(next(scales)), next(scales).numpy())
+
+
 @pytest.mark.parametrize("shape", [(0, 2, 3, 8), (1, 2, 0, 8)])
 def test_an_array_without_elements_may_have_any_strides(cuda, shape):
     cache = StaticKVCache(AttentionSpec(2, 8), 1, 2, 5, device=cuda.device)

@@ -9,6 +9,7 @@ import pytest
 
 from pagecore import AttentionSpec, PagedKVCache, SwapSpace
 from pagecore.errors import OutOfBlocks
+from pagecore.storage.memory import registration
 from tests.cuda.caches import block_bytes, poison, random_step, requests_of, write_step
 from tests.cuda.kit import Kit
 
@@ -72,6 +73,25 @@ def test_swapping_runs_on_the_stream_of_the_last_step_without_waiting(cuda):
     assert not {"synchronizes", "event_synchronizes"} & set(spent)
     cuda.runtime.synchronize(stream)
     assert block_bytes(cuda, cache, sequence) == before
+
+
+def test_a_large_space_is_registered_in_chunks(cuda, monkeypatch):
+    monkeypatch.setattr(registration, "CHUNK_BYTES", 4096)
+    cache = make(cuda)
+    before = cuda.runtime.counts["registrations"] if cuda.is_emulated else 0
+    space = SwapSpace(cache, num_blocks=[9, 9])
+    if cuda.is_emulated:
+        assert cuda.runtime.counts["registrations"] > before + 2
+    sequence = cache.add_sequence(range(13))
+    write_step(cache, [sequence], 13, random_step(cuda, cache, 13))
+    bytes_before = block_bytes(cuda, cache, sequence)
+    cache.swap_out(sequence, space)
+    cache.swap_in(sequence)
+    assert block_bytes(cuda, cache, sequence) == bytes_before
+    del space
+    gc.collect()
+    if cuda.is_emulated:
+        assert cuda.runtime.counts["registrations"] == before
 
 
 def test_a_swap_out_without_space_changes_nothing(cuda):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.arrays.cuda.protocol import DeviceProperties, Event
+from pagecore.arrays.cuda.protocol import DeviceProperties, Event, RefusedDuringCapture
 from pagecore.errors import DeviceError, UnsupportedOption
 from tests.emulator import build
 from tests.emulator.streams import Marker, Streams
@@ -223,7 +223,10 @@ class EmulatedRuntime:
         self._engine.pc_add_host_memory(address, num_bytes)
 
     def unmap_memory(self, address: int, num_bytes: int, device: int) -> None:
-        self.streams.refuse_any_capture("the host waits for a device")
+        try:
+            self.streams.refuse_any_capture("the host waits for a device")
+        except DeviceError as error:
+            raise RefusedDuringCapture(str(error)) from error
         for stream in self.streams.known():
             self.streams.drain(stream)
         self._used_bytes -= num_bytes

@@ -1,5 +1,6 @@
 """The journal of a tree: its changes rebuild the contents, and every block has the hash of its prefix."""
 
+import gc
 import struct
 
 import numpy as np
@@ -119,6 +120,45 @@ def test_a_full_journal_reports_the_overflow_once_and_goes_on():
     log = tree.take_changes()
     assert not log.has_overflowed
     assert [change.is_stored for change in log.to_list()] == [False]
+
+
+def roots_of(tree):
+    """Return the number of namespaces of which a tree with a journal knows something."""
+    return sum(len(each) for each in gc.get_referents(tree) if isinstance(each, dict))
+
+
+@pytest.mark.parametrize("inserts", [True, False])
+def test_namespaces_that_come_and_go_leave_nothing_although_the_changes_are_not_taken(inserts):
+    tree = RadixTree(1)
+    tree.start_journal(max_bytes=1000)
+    tree.insert([1], [1], namespace="kept")
+    kept = tree.match_and_lock([1], namespace="kept")
+    for i in range(2000):
+        if inserts:
+            tree.insert([1], [2], namespace=f"tenant {i}")
+            tree.evict("full", 1)
+        else:
+            tree.insert([], [], namespace=f"tenant {i}")
+    assert roots_of(tree) < 500
+    tree.check_invariants()
+    assert tree.take_changes().has_overflowed == inserts
+    tree.insert([1, 2], [1, 3], namespace="kept")
+    names = {change.namespace for change in tree.list_contents().to_list()}
+    assert names == {change.namespace for change in tree.take_changes().to_list()} == {"kept"}
+    kept.release()
+
+
+def test_a_journal_names_the_namespaces_of_its_changes_although_they_are_gone():
+    tree = RadixTree(1)
+    tree.start_journal()
+    for i in range(1000):
+        tree.insert([1], [1], namespace=f"tenant {i}")
+        tree.evict("full", 1)
+    named = [change.namespace for change in tree.take_changes().to_list() if change.is_stored]
+    assert named == [f"tenant {i}" for i in range(1000)]
+    tree.insert([1], [1], namespace="last")
+    tree.take_changes()
+    assert roots_of(tree) < 100
 
 
 def test_a_log_outlives_the_tree_and_its_namespaces():

@@ -192,6 +192,15 @@ def test_invalid_lengths_are_refused_and_out_keeps_its_plan(cu_query_lens, seq_l
     assert plan.num_query_heads == HEADS["num_query_heads"]
 
 
+def test_a_plan_of_too_many_partial_rows_is_refused_without_making_its_items():
+    """There would be billions of items: even to count them one by one would take ten seconds."""
+    plan = plan_attention(None, [10, 20], **HEADS)
+    before = plan.items.tolist()
+    with pytest.raises(ShapeError, match=r"the plan has [0-9]{10,} partial rows; the limit is 2147483647"):
+        plan_attention(np.arange(33) * 2**20, [2**31 - 1] * 32, **HEADS, num_workers=2**31 - 1, out=plan)
+    assert plan.items.tolist() == before
+
+
 @pytest.mark.parametrize(
     ("changed", "error"),
     [

@@ -16,22 +16,31 @@ class CurrentDevice:
 
     The device that was current before is restored if it is in use: since CUDA 12 making a device current creates its
     context, which takes hundreds of megabytes. A device that nothing has used holds no work, so the thread stays on the
-    other one.
+    other one. The only device of a process remains current in a thread, so that it is made current once.
     """
 
-    __slots__ = ("_before", "_context", "_device", "_driver", "_runtime", "_thread")
+    __slots__ = ("_before", "_context", "_device", "_driver", "_is_only", "_runtime", "_thread")
 
     def __init__(
-        self, runtime: Any, driver: Any, context: DriverContext, thread: threading.local, device: int | None
+        self,
+        runtime: Any,
+        driver: Any,
+        context: DriverContext,
+        thread: threading.local,
+        device: int | None,
+        is_only: bool,
     ) -> None:
         self._runtime = runtime
         self._driver = driver
         self._context = context
         self._thread = thread
         self._device = device
+        self._is_only = is_only
         self._before: int | None = None
 
     def __enter__(self) -> None:
+        if self._is_only and getattr(self._thread, "has_context", False):
+            return
         try:
             before = self._runtime.getDevice()
             device = before if self._device is None else self._device

@@ -186,9 +186,16 @@ class CupyRuntime:
             driver_memory.map_memory(address, num_bytes, device)
 
     def unmap_memory(self, address: int, num_bytes: int, device: int) -> None:
-        """Wait for the device, which cuMemUnmap does not, and give memory back; DeviceError during a capture."""
+        """Wait for the device, which cuMemUnmap does not, and give memory back."""
         with self._relaxed(), self._on(device):
-            self._runtime.deviceSynchronize()
+            try:
+                self._runtime.deviceSynchronize()
+            except self._runtime.CUDARuntimeError as error:
+                if error.status != _ERROR_CAPTURE:
+                    raise
+                raise RefusedDuringCapture(
+                    f"CUDA frees no memory while a stream is being captured ({error}); call again after the capture"
+                ) from error
             driver_memory.unmap_memory(address, num_bytes)
 
     def free_address(self, address: int, num_bytes: int, device: int) -> None:
@@ -304,7 +311,8 @@ class CupyRuntime:
         return slot
 
     def _on(self, device: int | None) -> CurrentDevice:
-        return CurrentDevice(self._runtime, self._driver, self._context, self._thread, device)
+        is_only = self._num_devices == 1
+        return CurrentDevice(self._runtime, self._driver, self._context, self._thread, device, is_only)
 
     def _relaxed(self) -> CaptureMode:
         return self._context.capture_mode(RELAXED)

@@ -112,7 +112,7 @@ class Runtime(Protocol):
     def unmap_memory(self, address: int, num_bytes: int, device: int) -> None:
         """Wait for all work of the device, and give the memory of a range back; its addresses stay reserved.
 
-        CUDA cannot wait for a device while a stream is being captured: DeviceError, and the memory stays.
+        CUDA cannot wait for a device while a stream is being captured: RefusedDuringCapture, and the memory stays.
         """
 
     def free_address(self, address: int, num_bytes: int, device: int) -> None:

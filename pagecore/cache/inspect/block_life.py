@@ -52,7 +52,8 @@ class BlockLives:
     sample is a fixed random set of block ids; blocks that the prefix cache holds at the start are not counted.
 
     A sampled block costs a clock read at each event, any other block one load. Without a `BlockLives` a cache times
-    nothing. (The figures are those of vLLM's `kv_block_*` metrics.)
+    nothing; `close` ends the timing, and so does the collection of the object. (The figures are those of vLLM's
+    `kv_block_*` metrics.)
 
     Parameters
     ----------
@@ -89,8 +90,16 @@ class BlockLives:
                 raise UnsupportedOption(
                     "the lives of this cache's blocks are timed already; close the other object first"
                 )
+            self._is_open = True
             self._parts.prefix.watch(watched)
-        self._is_open = True
+
+    # Without it a destructor finds nothing to end if the constructor raised.
+    _is_open = False
+
+    def __del__(self) -> None:
+        """End the timing at the next operation of the cache: the thread may hold its lock, or wait for another's."""
+        if self._is_open and self._parts.prefix is not None:
+            self._parts.prefix.lose_watch()
 
     def read(self) -> dict[str, DurationHistogram]:
         """Return the histograms "lifetime", "idle_before_evict" and "reuse_gap" of all groups; from any thread."""

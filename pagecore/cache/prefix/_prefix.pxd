@@ -43,6 +43,7 @@ cdef class PrefixCache:
     cdef StateTable states          # None in a cache without states
     cdef list by_row                # the sequence in each row of the tables; None for a free row
     cdef list pools                 # of each lane
+    cdef bint has_lost_watch        # the object that timed the lives of blocks was collected
     cdef vector[int32_t] groups     # of each lane: those without a window come first
     cdef vector[int32_t] components  # of each group
     cdef vector[int32_t] lane_of    # of each group but the tails of sealed blocks, which come last
@@ -74,6 +75,7 @@ cdef class PrefixCache:
 
     # Plan: these may fail, and change nothing that the caller can observe.
     cdef int tick(self) except -1
+    cdef bint counts_lives(self) noexcept
     cdef int reserve_moves(self, int64_t count) except -1
     cdef int match_sequence(self, Sequence sequence, int64_t max_blocks, NativeMatch* found) except -1
     cdef int32_t max_match_length(self, int32_t num_tokens) noexcept

@@ -151,6 +151,8 @@ cdef class PrefixCache:
             self.now = as_finite("the clock's time", self.clock())
             self.tree.native.advance(self.now)
         self.tree._forget_dead()
+        if self.has_lost_watch:
+            self.watch(None)
         return 0
 
     cdef int reserve_moves(self, int64_t count) except -1:
@@ -225,7 +227,7 @@ cdef class PrefixCache:
         cdef Int32s blocks
         cdef int32_t lane
         cdef size_t begun
-        if self.is_watched:
+        if self.counts_lives():
             for lane in range(self.num_lanes):
                 blocks = self.tables.row_raw(row, self.groups[lane])
                 begun = min(<size_t>self.num_initial_blocks(hold, self.component_of(lane)), blocks.size())
@@ -275,9 +277,7 @@ cdef class PrefixCache:
         if length // self.block_size < sequence.computed // self.block_size:
             self.renew_version(sequence.hold)
         # A tier lacks what the sequence computes next in place of the blocks that it forgets.
-        sequence.hold.backed_up = min(sequence.hold.backed_up, length // self.block_size)
-        if sequence.hold.backed_up_state > length:
-            sequence.hold.backed_up_state = 0
+        sequence.hold.shorten_notes(length // self.block_size, length)
         if sequence.hold.is_tentative:
             sequence.hold.hit_blocks = min(sequence.hold.hit_blocks, length // self.block_size)
             sequence.hold.shared_blocks = min(sequence.hold.shared_blocks, length // self.block_size)
@@ -399,12 +399,18 @@ cdef class PrefixCache:
 
     @property
     def is_watched(self):
-        """The lives of blocks are timed."""
+        """The lives of blocks are timed, for an object that exists."""
+        return self.counts_lives() and not self.has_lost_watch
+
+    cdef bint counts_lives(self) noexcept:
         return self.num_lanes > 0 and isinstance(self.pools[0], WatchedPool)
 
     def watch(self, list watched):
         """Count references through a WatchedPool of each group from now on; None ends that."""
-        if watched is None:
-            self.pools[:] = [(<WatchedPool>pool).pool for pool in self.pools] if self.is_watched else self.pools
-        else:
-            self.pools[:] = [watched[group] for group in self.groups]
+        pools = [(<WatchedPool>pool).pool for pool in self.pools] if self.counts_lives() else list(self.pools)
+        self.pools[:] = pools if watched is None else [watched[group] for group in self.groups]
+        self.has_lost_watch = False
+
+    def lose_watch(self):
+        """End the timing of lives at the next operation; a destructor calls it, which may not have the lock."""
+        self.has_lost_watch = True

@@ -179,5 +179,5 @@ cdef void limit(PrefixCache prefix, PrefixHold hold, int32_t valid) noexcept:
         if hold.ahead.depth() <= hold.receipt.depth():
             hold.ahead.drop(none)
             hold.truncated_ahead = False
-    hold.backed_up = hold.backed_up_state = 0
+    hold.shorten_notes(0, 0)
     prefix.note_truncated(hold)

@@ -54,6 +54,16 @@ cdef class CrossContents:
 
 # prefix_hold.pxi
 
+# Note of the blocks of a sequence that a host tier was offered; only to skip offers that bring nothing.
+ctypedef struct BackupNote:
+    int64_t tier            # its number among those of the cache
+    int64_t number          # of the newest offer, among all of the tier
+    int64_t evictions       # of the tier, before that offer
+    int32_t num_blocks
+    int32_t state_tokens    # before the newest checkpoint; 0 for none
+    bint is_running         # the copies of the newest offer have not ended
+
+
 cdef class PrefixHold:
     cdef Receipt receipt
     # Pins the components whose blocks the row shares past `receipt`, in a cache with states and windows; not held, or
@@ -88,13 +98,8 @@ cdef class PrefixHold:
     cdef bint begins_again
     # Origin of the reused prefix, as the observer of the cache notes it; None if all of it was cached.
     cdef object origin
-    # Blocks, and tokens of the newest checkpoint, that were offered to a tier; only to skip offers that bring nothing.
-    cdef int32_t backed_up, backed_up_state
-    # The tier of these offers: its number among those of the cache, 0 for none. The notes of another tier are void.
-    cdef int64_t backup_tier
-    # The newest of these offers among all of the tier, and the tier's evictions before it.
-    cdef int64_t backup_number, backed_up_evictions
-    cdef bint backup_is_running     # the copies of offer `backup_number` have not ended
+    # Of each host tier that was offered blocks, the newest last; those of the newest few tiers.
+    cdef vector[BackupNote] backups
     # Number of the last call that replaced a whole computed block of the sequence; 0 before the first. While it is the
     # same, equal numbers of computed blocks have the same tokens.
     cdef int64_t version
@@ -116,6 +121,11 @@ cdef class PrefixHold:
     cdef int read_ranges(self, tuple given, int64_t block_size) except -1
     # True if the published blocks have not got their values yet, or have had them for a part of their time to live.
     cdef bint needs_values(self, double now) noexcept
+    # The note of a host tier: NULL if there is none; a new one then.
+    cdef BackupNote* note_of(self, int64_t tier) noexcept
+    cdef BackupNote* make_note(self, int64_t tier) except NULL
+    # Limits what the tiers were offered: they lack what the sequence computes next in place of the rest.
+    cdef void shorten_notes(self, int32_t num_blocks, int32_t state_tokens) noexcept
     # An empty hold with the same options.
     cdef PrefixHold blank_copy(self)
     cdef RetentionHint hint(self, double now) noexcept

@@ -2,9 +2,14 @@
 
 from libc.math cimport INFINITY, NAN
 from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t
+from libc.string cimport memset
 
 from pagecore.index.radix._native cimport HintRange, HintRanges, RetentionHint
 from pagecore.index.radix._radix cimport RadixTree, key_of, read_marks
+
+# Tiers whose offers a sequence remembers: more than a cache has at a time.
+cdef enum:
+    MAX_NOTES = 4
 
 
 cdef class PrefixHold:
@@ -53,6 +58,32 @@ cdef class PrefixHold:
             self.ranges.push_back(one)
             self.ranges_to_live.push_back(INFINITY if seconds is None else <double>seconds)
         return 0
+
+    cdef BackupNote* note_of(self, int64_t tier) noexcept:
+        cdef size_t i
+        for i in range(self.backups.size()):
+            if self.backups[i].tier == tier:
+                return &self.backups[i]
+        return NULL
+
+    cdef BackupNote* make_note(self, int64_t tier) except NULL:
+        cdef BackupNote note
+        cdef BackupNote* found = self.note_of(tier)
+        if found != NULL:
+            return found
+        memset(&note, 0, sizeof(BackupNote))
+        note.tier = tier
+        self.backups.push_back(note)
+        if self.backups.size() > MAX_NOTES:
+            self.backups.erase(self.backups.begin(), self.backups.begin() + 1)
+        return &self.backups.back()
+
+    cdef void shorten_notes(self, int32_t num_blocks, int32_t state_tokens) noexcept:
+        cdef size_t i
+        for i in range(self.backups.size()):
+            self.backups[i].num_blocks = min(self.backups[i].num_blocks, num_blocks)
+            if self.backups[i].state_tokens > state_tokens:
+                self.backups[i].state_tokens = 0
 
     cdef bint needs_values(self, double now) noexcept:
         cdef double shortest = self.time_to_live

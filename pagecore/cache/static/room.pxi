@@ -41,6 +41,7 @@ cdef class StaticRoom:
     cdef readonly list written
     cdef Tensor slots  # 0, 1, 2 ...; grows on the host, and has the largest needed size on a device
     cdef list write_options  # of each layer: factors and format, as arguments of write_kv; None without a format
+    cdef list has_head_factors  # of each layer: a factor differs from head to head
     cdef int64_t key_codes_per_byte
     cdef int64_t value_codes_per_byte
 
@@ -52,6 +53,9 @@ cdef class StaticRoom:
         self.key_scales = key_scales
         self.value_scales = value_scales
         self.write_options = write_options
+        self.has_head_factors = [False] * keys.shape[0]
+        for layer, options in enumerate(write_options or ()):
+            self.has_head_factors[layer] = any([isinstance(each, Tensor) for each in options.values()])
         self.key_codes_per_byte = key_codes_per_byte
         self.value_codes_per_byte = value_codes_per_byte
         self.lengths = [0] * keys.shape[0]
@@ -208,7 +212,7 @@ cdef class StaticRoom:
         """
         cdef int64_t batch = key.shape_[BATCH], count = key.shape_[TOKENS], i
         cdef bint tokens_next = count == 1 or abs(key.strides_[TOKENS]) >= abs(key.strides_[HEADS])
-        tokens_next = tokens_next or self.write_options is not None  # a factor can differ from head to head
+        tokens_next = tokens_next or self.has_head_factors[index]  # write_kv takes a factor for each entry of one axis
         cdef int axis = TOKENS if tokens_next else HEADS
         cdef bint is_one = is_merged(key, axis) and is_merged(value, axis)
         if is_one:

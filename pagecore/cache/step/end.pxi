@@ -1,11 +1,11 @@
 """The second half of a step: commit it, or undo everything that `take` did."""
 
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport INT32_MAX, int32_t, int64_t
 
 from pagecore.cache.prefix._prefix cimport number_namespaces, publish_one
 from pagecore.cache.sequences._kept cimport KeptKeys, first_kept, first_seen, sink_blocks
 from pagecore.cache.sequences._sequences cimport Sequence
-from pagecore.cache.state._state cimport Held, Seals
+from pagecore.cache.state._state cimport CacheState, Held, Seals
 from pagecore.index._integers cimport Integers, as_integers
 from pagecore.index.tables._native cimport Int32s
 from pagecore.ops.moves._moves cimport SlotMoves
@@ -177,12 +177,15 @@ cdef void end_flight(StepRecord step, bint is_kept, bint has_paths=False) noexce
         sequence = <Sequence>step.plan.sequences[i]
         sequence.pending = -1
         sequence.flight = None
-        if is_kept:
+        if not is_kept:
+            end_publish_limit(step.state, sequence, True)
+        else:
             if has_paths:
                 keep_path_ids(step, i)
             sequence.computed += step.accepted[i]
             if step.accepted[i] < step.plan.counts[i]:
                 sequence.known = min(sequence.known, sequence.computed)
+                end_publish_limit(step.state, sequence, False)
             if step.state.prefix is not None:
                 publish_one(step.state.prefix, sequence, 0)
                 if step.state.observer is None and step.accepted[i] > 0:
@@ -190,6 +193,20 @@ cdef void end_flight(StepRecord step, bint is_kept, bint has_paths=False) noexce
     if step.cross is not None:
         step.cross.end(is_kept)
     step.in_flight = step.is_lost = step.is_device_stale = False
+
+
+cdef void end_publish_limit(CacheState state, Sequence sequence, bint shares_ahead) noexcept:
+    """Let a sequence publish all its blocks again if its row has none of the revoked ones any more.
+
+    A row may share blocks past its computed tokens, unless tokens were rejected: it computes what it keeps then.
+    """
+    cdef int32_t group
+    if state.prefix is None or sequence.computed > <int64_t>sequence.hold.publish_limit * state.block_size:
+        return
+    for group in range(state.tables.num_groups if shares_ahead else 0):
+        if state.tables.row_raw(sequence.row, group).size() > <size_t>sequence.hold.publish_limit:
+            return
+    sequence.hold.publish_limit = INT32_MAX
 
 
 cdef int undo_blocks(StepRecord step, bint has_run) except -1:

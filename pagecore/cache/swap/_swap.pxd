@@ -24,6 +24,8 @@ cdef class Transfer:
     cdef int copy(self, planes) except -1
     # Publishes the blocks of sequences that have moved to the cache; those that several of them hold, too.
     cdef void publish(self, PrefixCache prefix) noexcept
+    cdef void cover_shared(self, PrefixCache prefix, size_t index) noexcept
+    cdef int32_t num_common(self, PrefixCache prefix, size_t index, size_t other) noexcept
     cdef void count_published(self, PrefixCache prefix) noexcept
     cdef void lower_limits(self, PrefixCache prefix, size_t index) noexcept
     cdef int32_t num_shared(self, PrefixCache prefix, size_t index) noexcept

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from pagecore.arrays import DType, as_dtype, strided
-from pagecore.arrays.tensors._make import pinned
 from pagecore.cache.layers.groups import Group
 from pagecore.cache.memory.limits import count_blocks
 from pagecore.cache.memory.states import StateSizes
@@ -17,6 +16,7 @@ from pagecore.index import BlockPool, StateTable
 from pagecore.storage import CrossSpec, KVLayout, KVPool, Plane, StatePool, StateSpec, parse_memory
 from pagecore.storage.checks import INT32_MAX, flag, require_pool
 from pagecore.storage.memory.budgets import Memory
+from pagecore.storage.memory.page_locked import page_locked
 from pagecore.storage.pools.layout import as_layout
 from pagecore.storage.specs.spec import CACHE_DTYPES
 
@@ -178,7 +178,7 @@ def _host_pool(parts: CacheParts, group: Group, num_blocks: int, layout: KVLayou
     if parts.staging is not None:
         bound = layout.bind(group.spec.planes, group.num_layers, num_blocks, parts.block_size)
         sizes = [bound.buffer_nbytes(i) for i in range(bound.num_buffers)]
-        buffers = [pinned(size, parts.device, zeroed=scrub) for size in sizes]
+        buffers = [page_locked(size, parts.device, zeroed=scrub) for size in sizes]
     device = "cpu" if buffers is None else parts.device
     is_new = scrub and buffers is None
     return KVPool(group.spec, group.num_layers, num_blocks, parts.block_size, layout, device, buffers, scrub=is_new)
@@ -255,7 +255,7 @@ def _state_pool(parts: CacheParts, specs: Listed[StateSpec], num_slots: int, scr
         return pool
     buffers = []
     for plane in (plane for spec in specs for plane in spec.planes):
-        held = pinned(num_slots * plane.nbytes, parts.device, zeroed=scrub)
+        held = page_locked(num_slots * plane.nbytes, parts.device, zeroed=scrub)
         buffers.append(strided(held, (num_slots, *plane.shape), None, 0, plane.dtype))
     return StatePool(specs, num_slots, device=parts.device, buffers=buffers)
 

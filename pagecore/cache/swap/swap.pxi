@@ -175,6 +175,8 @@ cdef class SwapIn:
             self.lengths.push_back(sequence.computed)
             self.is_exact.push_back(sequence.swap_space.is_exact)
         self.rows.reserve(len(self.coming))
+        if self.state.prefix is not None:  # each is published by up to two calls; see `Transfer.cover_shared`
+            self.state.prefix.reserve_moves(4 * len(self.coming))
         return 0
 
     cdef int make_room(self) except -1:

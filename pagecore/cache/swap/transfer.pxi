@@ -107,6 +107,38 @@ cdef class Transfer:
         self.count_published(prefix)
         for i in range(self.old.size()):
             publish_one(prefix, <Sequence>self.sequences[i], self.published[i])
+        for i in range(self.old.size()):
+            self.cover_shared(prefix, i)
+
+    cdef void cover_shared(self, PrefixCache prefix, size_t index) noexcept:
+        """Publish the blocks that another sequence has published if memory was short for all of a sequence's.
+
+        The tree has these blocks, so that it takes only nodes for them, which `SwapIn.reserve` has reserved.
+        """
+        cdef Sequence sequence = <Sequence>self.sequences[index]
+        cdef int32_t limit = sequence.hold.publish_limit
+        cdef int32_t shared = 0
+        cdef size_t other
+        if sequence.hold.published >= self.published[index]:
+            return
+        for other in range(self.old.size()):
+            if other != index and (<Sequence>self.sequences[other]).hold.published != INT32_MAX:
+                shared = max(shared, self.num_common(prefix, index, other))
+        if shared > sequence.hold.published:
+            sequence.hold.publish_limit = min(limit, shared)
+            publish_one(prefix, sequence, shared)
+            sequence.hold.publish_limit = limit
+
+    cdef int32_t num_common(self, PrefixCache prefix, size_t index, size_t other) noexcept:
+        """Return the leading blocks that another sequence has published, and that two sequences share."""
+        cdef int32_t count = min(self.published[index], (<Sequence>self.sequences[other]).hold.published)
+        cdef int32_t place
+        cdef size_t group
+        for place in range(count):
+            for group in range(<size_t>prefix.num_lanes):
+                if self.old[index][group][place] != self.old[other][group][place]:
+                    return place
+        return count
 
     cdef void count_published(self, PrefixCache prefix) noexcept:
         """Write the number of leading blocks of each sequence whose holders all publish them to `published`.

@@ -178,6 +178,7 @@ cdef extern from "pagecore/index/radix/tree/tree.hpp" namespace "pagecore" nogil
         void stop_journal()
         bint has_journal()
         void set_root(int32_t space, uint64_t root) except +raise_python_error
+        void list_journal_roots(vector[uint64_t]& out) except +raise_python_error
         void take_changes(NativeChanges& out)
         void list_contents(NativeChanges& out) except +raise_python_error
         void advance(double time)

@@ -161,6 +161,7 @@ cdef class RadixCore:
     cdef dict spaces                       # key of a namespace -> its number
     cdef list space_keys                   # number -> key; None for numbers that are free
     cdef dict root_keys                    # with a journal: root of a namespace -> its key
+    cdef Py_ssize_t most_root_keys         # those that are not needed any more are forgotten beyond this number
     cdef readonly int64_t block_size
     cdef readonly tuple components
     cdef readonly tuple windows
@@ -180,6 +181,7 @@ cdef class RadixCore:
 
     # Namespaces. _space() adds a new namespace, which the caller drops again if nothing is inserted.
     cdef int32_t _space(self, object key) except -1
+    cdef int _forget_roots(self) except -1
     cdef int _find_space(self, Prefix prefix) except -1
     cdef void _drop_space(self, int32_t space) noexcept
     cdef void _forget_dead(self) noexcept
@@ -256,7 +258,7 @@ cdef class ChangeLog:
 
 
 cdef class RadixJournal(RadixInsertion):
-    cdef void _forget_roots(self) except *
+    pass
 
 
 # tree.pxi

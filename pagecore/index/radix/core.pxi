@@ -11,7 +11,7 @@ memory runs out inside one, Cython frees an element twice.
 
 cimport cython
 from libc.math cimport INFINITY
-from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from pagecore.index._integers cimport as_int64
 from pagecore.index._sealed cimport seal
@@ -40,6 +40,8 @@ from pagecore.errors import (
 
 # RadixTree::kReservedIds: evict_raw evicts no more in one call, so that it allocates nothing.
 cdef enum: MAX_EVICTED_AT_ONCE = 4096
+# Roots of namespaces that a journal keeps before it forgets those that nothing needs any more.
+cdef enum: FEW_ROOTS = 64
 
 
 @cython.freelist(16)
@@ -142,6 +144,7 @@ cdef class RadixCore:
         self.spaces = {}
         self.space_keys = [None]
         self.root_keys = {}
+        self.most_root_keys = FEW_ROOTS
 
     def __dealloc__(self):
         del self.native
@@ -260,6 +263,8 @@ cdef class RadixCore:
         space = self.spaces.get(key, -1)
         if space >= 0:
             return space
+        if len(self.root_keys) >= self.most_root_keys:
+            self._forget_roots()  # first, because the garbage collector may run
         space = self.native.add_namespace()
         try:
             while len(self.space_keys) <= space:
@@ -275,6 +280,22 @@ cdef class RadixCore:
             raise
         self.space_keys[space] = key
         return space
+
+    cdef int _forget_roots(self) except -1:
+        """Forget the roots that neither a namespace nor a change in the journal has; logs keep the old dictionary."""
+        cdef vector[uint64_t] pending
+        cdef uint64_t root
+        root_keys = {}
+        for key in list(self.spaces):
+            root_keys[root_of(key)] = key
+        self.native.list_journal_roots(pending)
+        for root in pending:
+            key = self.root_keys.get(root)
+            if key is not None:  # that of the nameless space
+                root_keys[root] = key
+        self.root_keys = root_keys
+        self.most_root_keys = 2 * len(root_keys) + FEW_ROOTS
+        return 0
 
     cdef int _find_space(self, Prefix prefix) except -1:
         """Set the number of a prefix's namespace; -1 if the tree does not know it."""

@@ -103,6 +103,7 @@ cdef class RadixJournal(RadixInsertion):
             root_keys[roots.back()] = key
         self.native.start_journal(<size_t> limit, roots)
         self.root_keys = root_keys
+        self.most_root_keys = 2 * len(root_keys) + FEW_ROOTS
 
     def stop_journal(self):
         """Stop recording, and drop what was not taken."""
@@ -117,7 +118,8 @@ cdef class RadixJournal(RadixInsertion):
         cdef ChangeLog log = ChangeLog.__new__(ChangeLog)
         log.block_size = self.block_size
         log.keys = self.root_keys
-        self._forget_roots()  # first, because it may fail; the log has the dictionary before
+        if len(self.root_keys) > 2 * len(self.spaces) + FEW_ROOTS:
+            self._forget_roots()  # first, because it may fail; the log has the dictionary before
         self.native.take_changes(log.native)
         return log
 
@@ -134,11 +136,6 @@ cdef class RadixJournal(RadixInsertion):
         log.keys = self.root_keys
         self.native.list_contents(log.native)
         return log
-
-    cdef void _forget_roots(self) except *:
-        """Forget roots of namespaces that are gone, now and then; logs keep the old dictionary."""
-        if len(self.root_keys) > 2 * len(self.spaces) + 64:
-            self.root_keys = {root_of(key): key for key in self.spaces}
 
 
 def chain_hashes(tokens, block_size, *, namespace=None, spans=None):

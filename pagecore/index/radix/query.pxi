@@ -39,8 +39,8 @@ def validate_spans(spans):
     try:
         listed = [(as_int64(start, "a span's start"), as_int64(end, "a span's end"), digest)
                   for start, end, digest in spans]
-    except (TypeError, ValueError):
-        raise ShapeError(f"expected spans as a list of (start, end, digest), got {shown(spans)}") from None
+    except (TypeError, ValueError) as error:
+        raise ShapeError(f"expected spans as a list of (start, end, digest), got {shown(spans)}") from error
     frozen = tuple([(start, end, bytes(digest) if isinstance(digest, (bytearray, memoryview)) else digest)
                     for start, end, digest in listed])
     read_marks(frozen, 1 << 40, 0, marks)
@@ -56,12 +56,16 @@ cdef int set_digest(object digest, Digest* out) except -1:
         out.kind = len(content)
     else:
         try:
-            content = int.to_bytes(index(digest), 32, "little", signed=True)
+            number = index(digest)
+        except MemoryError:
+            raise
+        except Exception as error:  # __index__ of a foreign object may raise anything
+            raise UnsupportedDtype(f"a span's digest is {type(digest).__name__}; give bytes or an int") from error
+        try:
+            content = int.to_bytes(number, 32, "little", signed=True)
         except OverflowError:
-            raise ShapeError(f"a span's digest does not fit 256 bits: {digest}; give bytes or a smaller int") from None
-        except TypeError:
-            raise UnsupportedDtype(
-                f"a span's digest is {type(digest).__name__}; give bytes or an int"
+            raise ShapeError(
+                f"a span's digest does not fit 256 bits: {shown(digest)}; give bytes or a smaller int"
             ) from None
         out.kind = -1
     memcpy(out.bytes.data(), <const char*> content, len(content))
@@ -91,8 +95,10 @@ cdef double as_number(object value, str what) except? -1:
         raise UnsupportedDtype(f"{what} is {shown(value)}; give a number")
     try:
         number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise UnsupportedDtype(f"{what} is {shown(value)}; give a number") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # __float__ of a foreign object may raise anything
+        raise UnsupportedDtype(f"{what} is {shown(value)}; give a number") from error
     if not isfinite(number):
         raise ShapeError(f"{what} is {shown(value)}; give a finite number")
     return number
@@ -157,8 +163,8 @@ cdef int read_marks(object spans, int64_t block_size, int64_t blocks, vector[Mar
     try:
         for start, end, digest in spans:
             checked.append((as_int64(start, "a span's start"), as_int64(end, "a span's end"), digest))
-    except (TypeError, ValueError):
-        raise ShapeError(f"expected spans as a list of (start, end, digest), got {shown(spans)}") from None
+    except (TypeError, ValueError) as error:
+        raise ShapeError(f"expected spans as a list of (start, end, digest), got {shown(spans)}") from error
     checked.sort(key=lambda one: one[0])
     for start, end, digest in checked:
         begin, stop = start, end
@@ -240,8 +246,8 @@ cdef Insertion read_insertion(
         try:
             for length, id in states:
                 pairs.append((as_int64(length, "a state's length"), as_int64(id, "a state")))
-        except (TypeError, ValueError):
-            raise ShapeError(f"expected states as a list of (length, id), got {shown(states)}") from None
+        except (TypeError, ValueError) as error:
+            raise ShapeError(f"expected states as a list of (length, id), got {shown(states)}") from error
         for length, id in pairs:
             if length % block_size:
                 raise ShapeError(f"a state follows {length} tokens; use multiples of the block size {block_size}")

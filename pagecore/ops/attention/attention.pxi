@@ -157,8 +157,9 @@ def paged_attention(
         bfloat16 numbers. All options apply to both, and count positions of the whole sequence.
     query_scale : float, or [Hkv], optional
         Factor of a float8 query, for the layer or for the query heads of each key head; 1 by default. Other queries
-        have none. Numbers on the host must be normal float32 above 0 (1.18e-38 or more), and one number times `scale`
-        finite as a float32; numbers on CUDA, float32 there, are not checked, here and below.
+        have none. Numbers on the host must be normal float32 above 0 (1.18e-38 or more), and finite as a float32 after
+        the product of one number and `scale`, or of those of heads and `key_scale`; numbers on CUDA, float32 there, are
+        not checked, here and below.
     output_scale : float, or array of one number, optional
         Divisor of an output in float8_e4m3fn, with the limits of `query_scale`; 1 by default. The output is
         ``attention / output_scale``, rounded once to the nearest code, ties to even. Numbers beyond 448 saturate, and
@@ -301,6 +302,7 @@ def paged_attention(
     cdef Tensor given_out = None if out is None else any_tensor(out, "out")
     cdef int out_code = output_dtype(given_out, output_scale, q, keys, values)
     cdef Tensor query_scales = read_query_scale(query_scale, q, num_kv_heads, &factor, &place)
+    check_product(key_factor, query_scale, query_scales, num_kv_heads, &place)
     cdef Tensor out_scale = read_output_scale(output_scale, &out_factor, &place)
 
     cdef int64_t shape[3]

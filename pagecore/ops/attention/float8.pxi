@@ -117,6 +117,29 @@ cdef Tensor read_query_scale(object scale, Tensor query, int64_t num_kv_heads, d
     return numbers
 
 
+cdef int check_product(
+        object key_scale, object query_scale, Tensor query_scales, int64_t num_kv_heads, const Place* place) except -1:
+    """Raise UnsupportedOption for numbers of heads whose products overflow; numbers on CUDA are not read."""
+    cdef Place host
+    cdef Tensor given
+    if query_scales is None or key_scale is None:
+        return 0
+    for each, name in ((key_scale, "key_scale"), (query_scale, "query_scale")):
+        given = None if isinstance(each, (float, int)) else viewed(each, name)
+        if given is not None and given.device_type != CPU:
+            return 0
+    host.device_type, host.device_id, host.stream, host.name = CPU, 0, 0, place.name
+    products = product_of(
+        scale_numbers(key_scale, "key_scale", num_kv_heads, False, &host),
+        scale_numbers(query_scale, "query_scale", num_kv_heads, False, &host)).numpy()
+    if not np.isfinite(products).all():
+        head = int(np.flatnonzero(~np.isfinite(products))[0])
+        raise UnsupportedOption(
+            f"key_scale times query_scale is {products[head]} for head {head}; it must be finite as a float32"
+        )
+    return 0
+
+
 cdef Tensor read_output_scale(object scale, double* factor, const Place* place):
     """Set `factor` to the inverse of one number, or return an array of one number, which is on CUDA."""
     cdef float number = 1.0

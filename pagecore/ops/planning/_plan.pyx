@@ -240,14 +240,15 @@ Work items of the attention of one batch.
 
 
 cdef int64_t count_of(object number, str name, object error) except -1:
+    cause = None
     try:
         count = None if isinstance(number, bool) else index(number)
     except MemoryError:
         raise
-    except Exception:
-        count = None
+    except Exception as raised:
+        count, cause = None, raised
     if count is None:
-        raise error(f"{name} is {shown(number)}; it must be a whole number") from None
+        raise error(f"{name} is {shown(number)}; it must be a whole number") from cause
     if not 1 <= count <= INT32_MAX:
         raise error(f"{name} is {shown(count)}; it must be 1 to {INT32_MAX}")
     return count

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections import deque
 from dataclasses import dataclass
 
 from pagecore.arrays import Tensor, cuda
 from pagecore.arrays.cuda.devices import device_index
-from pagecore.arrays.cuda.protocol import Runtime
+from pagecore.arrays.cuda.protocol import RefusedDuringCapture, Runtime
 from pagecore.arrays.tensors._make import mapped
 from pagecore.errors import PagecoreError
 from pagecore.storage.checks import ceil_div
@@ -33,20 +34,40 @@ class _Range:
         self.has_memory = False
 
     def close(self) -> None:
-        """Give memory and addresses back; warn if that fails, because nothing is left to call."""
+        """Give memory and addresses back; warn if that fails, because nothing is left to call.
+
+        CUDA frees no memory while a graph is being captured: the range then waits for `free_dropped`.
+        """
         try:
             if self.has_memory:
                 self.unmap()
             self.runtime.free_address(self.address, self.size, self.device)
+        except RefusedDuringCapture:
+            _dropped.append(self)
         except PagecoreError as error:
             warnings.warn(f"device memory at {self.address:#x} was not freed: {error}", ResourceWarning, stacklevel=2)
+
+
+# Ranges whose memory was dropped during the capture of a graph.
+_dropped: deque[_Range] = deque()
+
+
+def free_dropped() -> None:
+    """Free what was dropped during the capture of a graph; what CUDA still refuses waits on."""
+    for _ in range(len(_dropped)):
+        try:
+            one = _dropped.popleft()
+        except IndexError:  # another thread has freed it
+            return
+        one.close()
 
 
 class DeviceMemory:
     """Memory of a CUDA device with the addresses of its own, by the virtual memory functions of the driver.
 
     The memory consists of whole pages, of 2 MiB on most devices. Tensors over it keep the addresses reserved, and CUDA
-    graphs that use them stay valid; while the memory is given back, an access to it is an error of the device.
+    graphs that use them stay valid; while the memory is given back, an access to it is an error of the device. Memory
+    that is dropped while a graph is being captured is freed by the next call of this class after the capture.
 
     Parameters
     ----------
@@ -70,6 +91,7 @@ class DeviceMemory:
     def __init__(self, nbytes: int, device: str) -> None:
         index = device_index(device)
         assert index is not None
+        free_dropped()
         runtime = cuda.runtime()
         self.nbytes = nbytes
         size = ceil_div(nbytes, page := runtime.memory_granularity(index)) * page
@@ -85,6 +107,7 @@ class DeviceMemory:
 
     def discard(self) -> None:
         """Wait for all work of the device, and give the memory back; a second call does nothing."""
+        free_dropped()
         if self._range.has_memory:
             self._range.unmap()
 
@@ -96,6 +119,7 @@ class DeviceMemory:
         NotEnoughMemory
             The device does not have the memory; nothing was changed.
         """
+        free_dropped()
         if self._range.has_memory:
             return
         self._range.map()

@@ -172,7 +172,7 @@ class HostMemory:
             return as_tensor(self._bytes)
         return mapped(self.address, self.nbytes, device, self._owner)
 
-    def register(self, device: str, chunks: Sequence[Chunk] | None = None) -> None:
+    def register(self, device: str, chunks: Sequence[Chunk] | None = None, *, awaits_captures: bool = True) -> None:
         """Page-lock the memory for CUDA devices, in the background.
 
         Parameters
@@ -182,6 +182,9 @@ class HostMemory:
         chunks : sequence of (int, int), optional
             Adjoining ranges of bytes from 0 on, registered one by one: a copy by DMA must not cross from one into
             another. By default ranges of at most 1 GiB; see docs/tiers_memory.md.
+        awaits_captures : bool
+            While a graph is being captured, CUDA registers nothing: try again after it. If False, `wait_registered`
+            raises DeviceError then.
 
         Raises
         ------
@@ -195,7 +198,9 @@ class HostMemory:
         if self._held.registration is not None or self._held.is_closed:
             raise DeviceError("the memory is registered already, or closed; make another HostMemory")
         ranges = whole_chunks(self.nbytes, PAGE) if chunks is None else chunks
-        self._held.registration = Registration(cuda.runtime(), index, self.address, ranges, self._owner)
+        self._held.registration = Registration(
+            cuda.runtime(), index, self.address, ranges, self._owner, awaits_captures=awaits_captures
+        )
 
     def is_registered(self, begin: int, end: int) -> bool:
         """Return True if bytes [begin, end) of the memory are page-locked, so that a device may access them."""

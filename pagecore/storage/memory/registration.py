@@ -38,8 +38,8 @@ def joined(chunks: Iterable[Chunk], chunk_bytes: int = CHUNK_BYTES) -> list[Chun
 class Registration:
     """Registration of host memory with CUDA, which runs in the background from construction on.
 
-    Chunks are registered in order; a chunk that CUDA refuses while a graph is being captured is tried again. `close`
-    ends it at the next chunk, and unregisters.
+    Chunks are registered in order; a chunk that CUDA refuses while a graph is being captured is tried again, unless
+    `awaits_captures` is False. `close` ends it at the next chunk, and unregisters.
 
     Parameters
     ----------
@@ -51,10 +51,22 @@ class Registration:
         Adjoining ranges of bytes from 0 on. A copy by DMA must not cross from one into another.
     owner : object
         Owner of the mapping; the thread keeps it alive while it registers.
+    awaits_captures : bool
+        False for a caller that waits for the end: its own thread may be the one that captures.
     """
 
-    def __init__(self, runtime: Runtime, device: int, address: int, chunks: Sequence[Chunk], owner: object) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        device: int,
+        address: int,
+        chunks: Sequence[Chunk],
+        owner: object,
+        *,
+        awaits_captures: bool = True,
+    ) -> None:
         self._runtime, self._device, self._address = runtime, device, address
+        self._awaits_captures = awaits_captures
         self._chunks = list(chunks)
         self._done: list[Chunk] = []
         self._failure: Exception | None = None
@@ -125,6 +137,8 @@ class Registration:
             try:
                 self._runtime.register_host(self._address + begin, end - begin, self._device)
             except RefusedDuringCapture:
+                if not self._awaits_captures:
+                    raise
                 with self._changed:
                     if self._changed.wait_for(lambda: self._is_closed, RETRY_PAUSE):
                         return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from pagecore.errors import PagecoreError
 from pagecore.tiers.disk.order import EvictionOrder
@@ -18,7 +18,8 @@ class Lane:
     Every slot is in one place: free, being written (`writing`), published (`entries`), or dropped while a load reads it
     or its entry is erased (`orphans`). A published key that is not pinned may be evicted, in the order of
     `EvictionOrder`. A pin belongs to a lookup (`held`), or to a load, store or removal that runs.
-    A method without memory changes nothing, except that a link or an order of uses may be lost.
+    A method without memory changes nothing, except that a link or an order of uses may be lost. After a method that an
+    interrupt has ended, call `recover`.
 
     Parameters
     ----------
@@ -70,8 +71,10 @@ class Lane:
         return slot
 
     def unpin(self, key: bytes) -> None:
-        """End a pin; the last one makes the key the most recently used."""
+        """End a pin; the last one makes the key the most recently used. A key that has none is ignored."""
         left = self._pins[key] - 1
+        if left < 0:  # an interrupt came after the end of the pin, which `recover` has found, and before its note
+            return
         if left:
             self._pins[key] = left
             return
@@ -121,7 +124,9 @@ class Lane:
         return slot
 
     def publish(self, key: bytes) -> None:
-        """Make a written key available."""
+        """Make a written key available; one that is not being written is ignored."""
+        if key not in self.writing:
+            return
         self._order.use(key)
         try:
             self.entries[key] = self.writing[key]
@@ -180,6 +185,28 @@ class Lane:
         """
         evicted, self._evicted = self._evicted, OrderedDict()
         return list(evicted or ())
+
+    def recover(self, pins: Counter[bytes], written: Container[bytes]) -> None:
+        """Make the index consistent after an interrupt.
+
+        Parameters
+        ----------
+        pins : Counter of bytes
+            Pins of batches, of which each has called `pin_for_load`, `pin` or `remove`, and not yet `unpin`.
+        written : container of bytes
+            Keys of batches that have called `take`, and neither `publish` nor `abandon`.
+        """
+        slotted = self.entries.keys() | self.orphans.keys()
+        self.held = Counter({key: number for key, number in self.held.items() if number > 0 and key in self.entries})
+        self._pins = self.held + Counter({key: number for key, number in pins.items() if key in slotted})
+        self.writing = {k: slot for k, slot in self.writing.items() if k in written and k not in self.entries}
+        self.orphans = {k: slot for k, slot in self.orphans.items() if k in self._pins and k not in self.entries}
+        used = {*self.entries.values(), *self.writing.values(), *self.orphans.values()}
+        known = dict.fromkeys(slot for slot in self._free if slot not in used)
+        self._free = deque([*known, *(slot for slot in range(self.num_slots) if slot not in used | known.keys())])
+        if self._evicted is not None:
+            self._evicted = OrderedDict.fromkeys(key for key in self._evicted if key not in self.entries)
+        self._order.recover(self.entries.keys() - self._pins.keys(), self.entries.keys() | self.writing.keys())
 
     def slots_by_use(self) -> Iterable[int]:
         """Return the slots of the entries that may be evicted, the least recently used first."""

@@ -77,6 +77,35 @@ class Ledger:
             self._pending.pop(batch.ticket, None)
         return batch.ticket
 
+    def has_result(self, batch: Batch) -> bool:
+        """Return True if the caller gets, or has got, the result of a batch."""
+        return any(done.ticket == batch.ticket for done in self._ready)
+
+    def recover(self) -> None:
+        """End the batches whose ends an interrupt has cut short."""
+        for batch in list(self._pending.values()):
+            if not batch.has_ended and self.has_result(batch):
+                self._counts = self._counted(batch)
+                batch.has_ended = True
+            if batch.has_ended:
+                del self._pending[batch.ticket]
+
+    def list_users(self) -> list[tuple[Counter[bytes], set[bytes]]]:
+        """Return for each lane the pins that batches have of its keys, and the keys that batches write."""
+        users: list[tuple[Counter[bytes], set[bytes]]] = [(Counter(), set()) for _ in self._lanes]
+        batches = [*self._pending.values(), *([] if self._to_give_back is None else [self._to_give_back])]
+        for batch in {batch.ticket: batch for batch in batches if not batch.has_ended}.values():
+            for key in batch.present[: len(batch.present) - batch.num_unpinned]:
+                if key:
+                    users[key[-1]][0][key] += 1
+            for place in batch.places[batch.num_settled :]:
+                key = batch.keys[place]
+                if batch.kind == "store":
+                    users[key[-1]][1].add(key)
+                elif place != NOT_TAKEN:
+                    users[key[-1]][0][key] += 1
+        return users
+
     def collect(self, queue: IoQueue) -> None:
         """Publish, free or drop the entries of batches that the queue has ended, and end the batches."""
         self._give_back()

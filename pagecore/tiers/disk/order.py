@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from itertools import islice
 
 
@@ -109,6 +109,20 @@ class EvictionOrder:
                 del self._passed[before]
             del self._num_followers[before]
         del self._before[key]
+
+    def recover(self, listed: Set[bytes], known: Set[bytes]) -> None:
+        """Make the order consistent after an interrupt: `listed` may be evicted, and only `known` keys have links."""
+        self._before = {key: before for key, before in self._before.items() if key in known}
+        self._num_followers = dict(Counter(self._before.values()))
+        self._uses = OrderedDict.fromkeys(key for key in self._uses if key in listed)
+        passed = [key for key in self._passed if key in listed and key not in self._uses]
+        self._passed = {key: None for key in passed if key in self._num_followers}
+        for key in passed:
+            if key not in self._passed:  # its last follower has gone
+                self._uses[key] = None
+                self._uses.move_to_end(key, last=False)
+        for key in listed - self._uses.keys() - self._passed.keys():
+            self._uses[key] = None
 
     def _pass_over(self, key: bytes) -> None:
         self._passed[key] = None

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from pagecore.cache import PagedKVCache
@@ -45,6 +45,8 @@ class EventStats:
         Times that a journal was full or a batch failed, so that the whole state was published again.
     num_replays, num_snapshots : int
         Requests that were served.
+    error : str or None
+        The error that has ended the publisher's thread: nothing is published any more.
     """
 
     sequence: int = -1
@@ -53,6 +55,7 @@ class EventStats:
     num_overflows: int = 0
     num_replays: int = 0
     num_snapshots: int = 0
+    error: str | None = None
 
 
 class EventPublisher:
@@ -144,6 +147,7 @@ class EventPublisher:
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._has_reported = False  # the caller has seen the error
         self._is_behind = False  # changes were taken and not sent
         self._sockets: list[Any] = []
         try:
@@ -199,7 +203,13 @@ class EventPublisher:
         self._sockets = []
 
     def close(self) -> None:
-        """Publish what is left, stop the thread, close the sockets and end the journals; again does nothing."""
+        """Publish what is left, stop the thread, close the sockets and end the journals; again does nothing.
+
+        Raises
+        ------
+        Exception
+            The error that has ended the thread, unless `publish` has raised it; everything is closed.
+        """
         if self._closing.is_set():
             return
         self._closing.set()
@@ -210,6 +220,9 @@ class EventPublisher:
                     self._publish()
         finally:
             self._release()
+        if self._error is not None and not self._has_reported:
+            self._has_reported = True
+            raise self._error
 
     def _release(self) -> None:
         """End the thread and the journals, so that the cache can have another publisher, and close the sockets."""
@@ -230,7 +243,8 @@ class EventPublisher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._has_reported = self._has_reported or kind is not None  # the error of the block goes on
         self.close()
 
     # Batches.
@@ -242,11 +256,14 @@ class EventPublisher:
         ------
         UnsupportedOption
             The publisher is closed.
+        Exception
+            The error that has ended the thread; see `EventStats.error`.
         """
         with self._mutex:
             if self._closing.is_set():
                 raise UnsupportedOption("the publisher is closed; make another one")
             if self._error is not None:
+                self._has_reported = True
                 raise self._error
             return self._publish()
 
@@ -313,8 +330,7 @@ class EventPublisher:
         return number
 
     def _count(self, **by: int) -> None:
-        counters = {name: getattr(self._stats, name) for name in EventStats.__slots__}
-        self._stats = EventStats(**{name: value + by.get(name, 0) for name, value in counters.items()})
+        self._stats = replace(self._stats, **{name: getattr(self._stats, name) + more for name, more in by.items()})
 
     # The thread.
 
@@ -335,8 +351,9 @@ class EventPublisher:
                     self._serve(self._replay, self._replayed)
                 if self._snapshot in ready:
                     self._serve(self._snapshot, self._state)
-        except BaseException as error:  # raised again by publish()
+        except BaseException as error:  # raised again by publish() or close()
             self._error = error
+            self._stats = replace(self._stats, error=f"{type(error).__name__}: {error}")
 
     def _serve(self, socket: Any, answer: Any) -> None:
         """Answer one request; frames before the last are the way back to the client."""

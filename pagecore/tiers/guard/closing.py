@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from pagecore.tiers.store import BlockStore
 
-# Seconds for which a guard waits for a store that may write late. Its staging memory stays until the store is closed.
+# Seconds for which a guard waits for stores that may write late. Its staging memory stays until they are closed.
 CLOSE_SECONDS = 10.0
+
+
+def close_limit() -> float:
+    """Return the monotonic time up to which a guard that is closed now waits for such stores."""
+    return time.monotonic() + CLOSE_SECONDS
 
 
 class ClosingStore:
@@ -37,10 +43,11 @@ class ClosingStore:
         except RuntimeError:
             self._run()
 
-    def wait(self) -> None:
-        """Wait until the store is closed, at most `CLOSE_SECONDS` for one that may write late; raise its error."""
+    def wait(self, limit: float) -> None:
+        """Wait until the store is closed, up to the time `limit` for one that may write late; raise its error."""
         if self._thread.is_alive():
-            self._thread.join(CLOSE_SECONDS if getattr(self.store, "writes_late", False) else None)
+            seconds = max(0.0, limit - time.monotonic())
+            self._thread.join(seconds if getattr(self.store, "writes_late", False) else None)
         if self._error is not None:
             raise self._error
 

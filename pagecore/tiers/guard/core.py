@@ -15,15 +15,14 @@ from pagecore.tiers.guard.batch import Batch, Kind, Part, part_sizes
 from pagecore.tiers.guard.breaker import Admission, Breaker
 from pagecore.tiers.guard.counters import Counters
 from pagecore.tiers.guard.deadline import Deadline
-from pagecore.tiers.guard.staging import Region, StagingMemory, whole_pages
+from pagecore.tiers.guard.limits import BatchLimits
+from pagecore.tiers.guard.staging import Region, StagingMemory
 from pagecore.tiers.guard.submission import remover_of, submitted
+from pagecore.tiers.resources import descriptors
 from pagecore.tiers.store import BlockStore, Done, Keys, Pieces
 
-# A staged load is cut into parts of this share of the staging memory, so that its copies and transfers overlap.
-PART_SHARE = 8
 
-
-class Core:
+class Core(BatchLimits):
     """State machine of a guard. The caller serialises all calls, and runs the jobs that `take_job` returns.
 
     A direct store verifies its payloads and ends each batch itself: the caller's pieces are handed to it, and a late
@@ -44,7 +43,13 @@ class Core:
         self.trailer = payload.FRAME_BYTES if is_framed else 0
         self.writes_late = bool(getattr(store, "writes_late", False))
         self.staging = StagingMemory(budget_bytes) if is_framed or self.writes_late else None
-        self.completions = Completions()
+        try:
+            with descriptors(store.name):
+                self.completions = Completions()
+        except BaseException:
+            if self.staging is not None:
+                self.staging.close()
+            raise
         self.counters = Counters()
         self.batches: dict[int, Batch] = {}
         self.in_store: dict[int, Part] = {}
@@ -54,10 +59,14 @@ class Core:
         try:
             self.adopt(store)
         except BaseException:
-            self.completions.close()
-            if self.staging is not None:
-                self.staging.close()
+            self.release()
             raise
+
+    def release(self) -> None:
+        """Release descriptor and staging memory; nothing was submitted."""
+        self.completions.close()
+        if self.staging is not None:
+            self.staging.close()
 
     # ---- submissions ----
 
@@ -95,49 +104,6 @@ class Core:
         """Release the holds of `keys`."""
         self._unlock(Kind.LOAD, keys)
 
-    def _memory_of_store(self, sizes: NDArray[np.uint64]) -> list[Region] | None:
-        """Return staging memory for the leading payloads for which there is some; None for a direct store."""
-        if self.staging is None:
-            return None
-        regions: list[Region] = []
-        for nbytes in [] if self.waiting else sizes.tolist():
-            region = self.staging.take([nbytes + self.trailer])
-            if region is None:
-                break
-            regions += region
-        return regions
-
-    def _admissible(self, kind: Kind, sizes: NDArray[np.uint64], regions: list[Region] | None, count: int) -> int:
-        """Return the number of leading keys of a batch for which there is, or will be, memory."""
-        if kind in (Kind.LOOKUP, Kind.REMOVE):
-            return count
-        if regions is not None:
-            return len(regions)
-        if kind is Kind.STORE:
-            used = sum(batch.nbytes for batch in self.batches.values() if batch.kind is Kind.STORE)
-            return int(np.searchsorted(used + np.cumsum(sizes), self.budget_bytes, side="right"))
-        if self.staging is None:
-            return count
-        too_large = sizes + np.uint64(self.trailer) > self.staging.nbytes
-        return int(too_large.argmax()) if too_large.any() else count
-
-    def _dropped(self, kind: Kind, count: int) -> str:
-        if kind is Kind.LOAD:
-            return f"{count} loads exceed the staging memory of {self.budget_bytes} bytes; use a larger budget_bytes"
-        self.counters.dropped_stores += count
-        return f"{count} stores were dropped because the budget of {self.budget_bytes} bytes is in use"
-
-    def _refusal(self, now: float) -> str:
-        self.counters.refused_batches += 1
-        if self.store is None:
-            return "refused: the store is being reopened"
-        return f"refused: the circuit breaker is {self.breaker.state(now)}, for {self.breaker.seconds_left(now):.1f} s"
-
-    def _bytes_ahead(self, kind: Kind) -> int:
-        """Return the bytes of pending batches that go before a new one: loads before all, stores before stores."""
-        counted = {Kind.LOAD: (Kind.LOAD,), Kind.STORE: (Kind.LOAD, Kind.STORE)}.get(kind, ())
-        return sum(batch.nbytes for batch in self.batches.values() if batch.kind in counted)
-
     def _hand_over(
         self,
         batch: Batch,
@@ -165,18 +131,6 @@ class Core:
             batch.parts.add(part)
             self.waiting.append(part)
         self._place_waiting(now)
-
-    def _bounds(self, sizes: list[int]) -> list[int]:
-        """Cut a load into parts of at most a share of the staging memory, or of one payload."""
-        share = self._staging.nbytes // PART_SHARE
-        bounds, taken = [0], 0
-        for index, nbytes in enumerate(sizes):
-            pages = whole_pages(nbytes)
-            if taken and taken + pages > share:
-                bounds.append(index)
-                taken = 0
-            taken += pages
-        return [*bounds, len(sizes)]
 
     # ---- progress ----
 
@@ -336,11 +290,6 @@ class Core:
             self.breaker.record(batch.admission, now, success=not batch.is_failure)
 
     # ---- memory and the client ----
-
-    @property
-    def _staging(self) -> StagingMemory:
-        assert self.staging is not None
-        return self.staging
 
     def _free(self, part: Part, mask: NDArray[np.bool_] | None = None, *, stuck: bool = False) -> None:
         """Return the memory of a part, or of the keys in `mask`, which leave the part; a stuck transfer loses it."""

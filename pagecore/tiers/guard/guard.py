@@ -17,14 +17,17 @@ from pagecore.tiers.arguments import checked_keys, checked_pieces
 from pagecore.tiers.guard.abilities import StoreAbilities
 from pagecore.tiers.guard.batch import Kind, Part, run
 from pagecore.tiers.guard.breaker import Breaker
-from pagecore.tiers.guard.closing import ClosingStore
+from pagecore.tiers.guard.closing import ClosingStore, close_limit
 from pagecore.tiers.guard.core import Core
 from pagecore.tiers.guard.deadline import Deadline
 from pagecore.tiers.guard.health import GuardHealth, health_of
+from pagecore.tiers.resources import descriptors, start_thread
 from pagecore.tiers.store import BlockStore, Done, Keys, Medium, Pieces, StoreStats
 
 # Most seconds of one sleep of the thread: `select.poll` takes no more than 2^31 - 1 ms.
 LONGEST_SLEEP = 3600.0
+# Most refused clients that are being closed at a time, each by a thread: one may hang as long as its server does.
+MAX_REFUSED = 4
 
 
 class Guard(StoreAbilities):
@@ -68,6 +71,8 @@ class Guard(StoreAbilities):
         `budget_bytes` is not a positive integer.
     UnsupportedOption
         `store` is not a `BlockStore`, or is closed; another argument is of another kind.
+    DeviceError
+        The process has no file descriptor or thread left. The store stays with the caller.
     """
 
     verifies = True
@@ -103,12 +108,18 @@ class Guard(StoreAbilities):
         self._reopen = reopen
         self._clock = clock
         self._lock = threading.Lock()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._is_closing = False
         self._is_closed = False
         self._closing: list[ClosingStore] = []
+        self._refused: list[ClosingStore] = []
         self._thread = threading.Thread(target=self._run, name=f"guard of {self.name}", daemon=True)
-        self._thread.start()
+        with ExitStack() as made:  # what was made goes again if the guard cannot start; the caller keeps the store
+            made.callback(self._core.release)
+            with descriptors(self.name):
+                self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            made.callback(os.close, self._wake)
+            start_thread(self._thread, self.name, "its guard")
+            made.pop_all()
 
     # ---- BlockStore ----
 
@@ -186,12 +197,13 @@ class Guard(StoreAbilities):
                 parts.callback(self._close_staging)
             if store is not None:
                 self._closing.append(ClosingStore(store, self._destroyed))
-            for each in self._closing:
-                parts.callback(each.wait)
+            limit = close_limit()
+            for each in (*self._closing, *self._refused):
+                parts.callback(each.wait, limit)
 
     def _close_staging(self) -> None:
         """Unmap the staging memory, unless a transfer of a store that does not close may still write to it."""
-        if self._core.staging is not None and all(each.is_closed for each in self._closing):
+        if self._core.staging is not None and all(each.is_closed for each in (*self._closing, *self._refused)):
             self._core.staging.close()
 
     def _destroyed(self, closing: ClosingStore) -> None:
@@ -304,7 +316,8 @@ class Guard(StoreAbilities):
     def _replace_client(self) -> None:
         """Close the client that lost memory, take the memory back, and open another; failures open the breaker.
 
-        A client that cannot be used is closed, too. The next one is opened when it is.
+        The next client is opened when the one before is closed. One that cannot be used is closed, too, and has no part
+        of the memory: others are opened meanwhile, while at most `MAX_REFUSED` of them are being closed.
         """
         with self._lock:
             retired = self._core.abandon("the store is being reopened", self._clock())
@@ -323,11 +336,21 @@ class Guard(StoreAbilities):
             with self._lock:
                 self._core.breaker.trip(self._clock())
             if store is not None:
-                self._closing = [ClosingStore(store, self._destroyed)]
+                self._refused = [each for each in self._refused if not each.is_closed]
+                self._refused.append(ClosingStore(store, self._refused_closed))
+
+    def _refused_closed(self, closing: ClosingStore) -> None:
+        """Note that a refused client is closed; runs in the thread that closed it."""
+        with self._lock:
+            closing.is_closed = True
+            if not self._is_closing:
+                os.eventfd_write(self._wake, 1)
 
     def _wants_reopen(self) -> bool:
-        """Return True if the client is to be replaced, and none is being closed."""
+        """Return True if the client is to be replaced, and the clients before it are closed."""
         if self._reopen is None or not all(each.is_closed for each in self._closing):
+            return False
+        if sum(not each.is_closed for each in self._refused) >= MAX_REFUSED:
             return False
         return self._core.wants_reopen(self._clock())
 

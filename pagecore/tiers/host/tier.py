@@ -267,7 +267,7 @@ class HostTier(PromoteMethods, BackupMethods, EvictMethods, StreamMethods, CopyM
     def close(self) -> None:
         """Wait for the copies, empty the tree and release the memory; a second call does nothing.
 
-        Swap spaces of the tier must be empty, and its leases and holds released.
+        Leases and holds end; no store may still read or write their blocks. Swap spaces of the tier must be empty.
         """
         if self._is_closed:
             return
@@ -275,6 +275,9 @@ class HostTier(PromoteMethods, BackupMethods, EvictMethods, StreamMethods, CopyM
         self.poll()
         self._is_closed = True
         self.clear()
+        for one in self._listed():
+            _operations.release(self._parts.state, one)
+        self.clear()  # what holds had pinned
         self.pool.close()
 
     def __enter__(self) -> Self:

@@ -6,7 +6,7 @@ import threading
 
 from pagecore.tiers.remote.listing import ListedEntries
 from pagecore.tiers.remote.master import Directory
-from pagecore.tiers.remote.resources import start_thread
+from pagecore.tiers.resources import start_thread
 
 # Entries of one request, and the shortest pause between two in seconds: at most 12,800 entries a second.
 KEYS_PER_REQUEST = 256

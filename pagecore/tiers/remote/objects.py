@@ -17,8 +17,8 @@ from pagecore.errors import StoreError, UnsupportedOption
 from pagecore.storage.checks import require_int
 from pagecore.tiers import payload
 from pagecore.tiers.remote.listing import ListedEntries, ListingReporter
-from pagecore.tiers.remote.resources import descriptors, start_thread
 from pagecore.tiers.remote.store import Batch, Identity, RemoteStore, checked_identity, checked_timeout
+from pagecore.tiers.resources import descriptors, start_thread
 
 T = TypeVar("T")
 Request = Callable[[Batch, int], Coroutine[Any, Any, bool]]

@@ -15,7 +15,7 @@ from pagecore.errors import ShapeError, StoreError, UnsupportedOption
 from pagecore.storage.checks import as_float, shown
 from pagecore.tiers.arguments import checked_keys, checked_pieces
 from pagecore.tiers.completions import Completions
-from pagecore.tiers.remote.resources import descriptors
+from pagecore.tiers.resources import descriptors
 from pagecore.tiers.store import Done, Keys, Medium, Pieces, StoreStats
 
 Kind = Literal["lookup", "load", "store", "remove"]

@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.tiers.remote.resources import start_thread
 from pagecore.tiers.remote.store import Batch, Identity, Kind, RemoteStore
+from pagecore.tiers.resources import start_thread
 from pagecore.tiers.store import Keys, Pieces
 
 # Payload bytes of one task: a load waits for at most one such task of a store, and a batch spreads over connections.

@@ -128,3 +128,30 @@ def test_the_state_of_a_device_in_use_is_queried_once(fake, driver, runtime):
     for _ in range(3):
         runtime.memory_info(1)
     assert driver.asked.count(0) == 1
+
+
+def test_with_one_device_the_current_device_is_queried_once_in_a_thread(monkeypatch):
+    fake = FakeCuda(num_devices=1)
+    monkeypatch.setitem(sys.modules, "cupy", make_cupy(fake))
+    runtime = CupyRuntime()
+    runtime.fill(11, 255, 13, 0)
+
+    def refuse():
+        raise CUDARuntimeError("another query")
+
+    monkeypatch.setattr(sys.modules["cupy"].cuda.runtime, "getDevice", refuse)
+    runtime.fill(11, 255, 13, 0)
+    fake.failures["memGetInfo"] = CUDARuntimeError(BROKEN)
+    with pytest.raises(DeviceError, match=f"CUDA failed on cuda:0: {BROKEN}"):
+        runtime.memory_info(0)
+    refused = []
+
+    def query():
+        with pytest.raises(DeviceError, match="another query"):
+            runtime.fill(11, 255, 13, 0)
+        refused.append(True)
+
+    thread = threading.Thread(target=query)  # it has no context yet
+    thread.start()
+    thread.join()
+    assert refused

@@ -182,6 +182,65 @@ PC_TEST(held_ids_hold_every_id) {
   });
 }
 
+// Runs of neighbours, ascending and descending, some broken by an id, at the edges of words, pages and ids.
+PC_TEST(held_ids_take_runs_at_once) {
+  rounds(20, [](Random& random) {
+    HeldIds held;
+    std::set<int32_t> model;
+    for (int i = 0; i < 60; ++i) {
+      const int64_t edge = random.pick({0, 64, 4096, 32768, 65536, 1 << 20, INT32_MAX - 99});
+      const int64_t first = std::max<int64_t>(0, edge + random.between(-40, 40));
+      const int64_t count = std::min<int64_t>(random.between(1, 150), int64_t{INT32_MAX} + 1 - first);
+      std::vector<int32_t> ids;
+      for (int64_t k = 0; k < count; ++k) ids.push_back(static_cast<int32_t>(first + k));
+      if (random.one_in(3)) std::swap(ids[static_cast<size_t>(random.below(count))], ids.back());
+      for (size_t k = 0; k < ids.size();) {
+        const size_t run = held.add_run(std::span<const int32_t>(ids).subspan(k));
+        for (size_t end = k + run; k < end; ++k) {
+          PC_CHECK(model.insert(ids[k]).second && ids[k] == ids[end - run] + static_cast<int32_t>(k - (end - run)),
+                   ids[k]);
+        }
+        if (run > 0) continue;
+        PC_CHECK(held.add(ids[k]) == model.insert(ids[k]).second, ids[k]);
+        ++k;
+      }
+      PC_CHECK(held.count() == std::ssize(model), held.count());
+      if (random.one_in(2)) {  // some of the same, and ids of other runs
+        std::vector<int32_t> gone(model.begin(), model.end());
+        if (random.one_in(2)) gone.resize(static_cast<size_t>(random.between(0, std::ssize(gone))));
+        if (random.one_in(2)) std::reverse(gone.begin(), gone.end());
+        if (!gone.empty() && random.one_in(3))
+          std::swap(gone[static_cast<size_t>(random.below(std::ssize(gone)))], gone[0]);
+        held.erase(std::span<const int32_t>(gone));
+        for (const int32_t id : gone) model.erase(id);
+      }
+      std::vector<int32_t> listed;
+      held.list(listed);
+      PC_CHECK(std::equal(listed.begin(), listed.end(), model.begin(), model.end()), listed.size(), " are listed");
+    }
+  });
+}
+
+PC_TEST(held_ids_add_no_run_that_is_held_in_part_or_lacks_memory) {
+  HeldIds held;
+  std::vector<int32_t> ids;
+  for (int32_t k = 0; k < 64; ++k) ids.push_back(32768 - 32 + k);  // in two pages
+  {
+    const ShortMemory one(1);
+    bool is_short = false;
+    try {
+      static_cast<void>(held.add_run(ids));
+    } catch (const std::bad_alloc&) {
+      is_short = true;
+    }
+    PC_CHECK(is_short && held.count() == 0, held.count());
+  }
+  PC_CHECK(held.add(ids[63]) && held.add_run(ids) == 0 && held.count() == 1, held.count());
+  held.erase(ids[63]);
+  PC_CHECK(held.add_run(ids) == 64 && held.count() == 64, held.count());
+  PC_CHECK(held.add_run(ids) == 0 && held.add_run({}) == 0, "held ids are added again");
+}
+
 PC_TEST(namespaces_are_reused_after_they_are_forgotten) {
   rounds(60, [](Random& random) {
     Namespaces namespaces;

@@ -155,6 +155,28 @@ PC_TEST(tree_shortens_a_receipt_that_is_listed_twice) {
   tree.check_invariants();
 }
 
+PC_TEST(tree_refuses_namespaces_that_are_not_in_use) {
+  RadixTree::Options options;
+  options.block_size = 1;
+  RadixTree tree(options);
+  const radix::NamespaceId freed = tree.add_namespace();
+  tree.drop_namespace_if_empty(freed);
+  PC_CHECK(tree.dead_namespace() == freed, "the namespace is in use");
+  tree.forget_dead_namespace();
+  const Tokens tokens = count_from(0, 8);
+  const Ids ids = count_from(1, 8);
+  RadixTree::Inserted inserted;
+  std::vector<RadixTree::Prepared> prepared;
+  for (const radix::NamespaceId space : {-1, -2, INT32_MIN, freed, freed + 1, INT32_MAX}) {
+    const RadixTree::Offer offer{{tokens, {}, space}, {ids.data()}, {}, {}, 0};
+    PC_REFUSES(UnsupportedOption, tree.insert(offer, nullptr, inserted));
+    const RadixTree::Offer offers[] = {{{tokens, {}, 0}, {ids.data()}, {}, {}, 0}, offer};
+    PC_REFUSES(UnsupportedOption, tree.prepare_all(offers, prepared));
+    tree.check_invariants();
+  }
+  PC_CHECK(tree.num_nodes() == 0 && tree.held_ids(0).empty(), "a refused insertion has left something");
+}
+
 PC_TEST(tree_refuses_impossible_sizes) {
   RadixTree::Options options;
   const auto refused_with = [&](int64_t& option, int64_t wrong) {

@@ -134,6 +134,40 @@ def test_a_submission_without_memory_takes_nothing(tmp_path_factory, name, numbe
             filled = None
 
 
+@pytest.mark.parametrize("name", ["submit_lookup", "submit_load", "submit_store", "submit_remove", "poll"])
+def test_an_interrupt_at_any_bytecode_of_the_index_leaves_no_pin_and_no_slot(tmp_path_factory, name):
+    numbers = {"submit_lookup": [0, 1, 9], "submit_store": [6, 7, 0, 8, 9]}.get(name, [0, 1, 9])
+
+    def interrupted(n):
+        nonlocal filled
+        filled = filled or Filled(tmp_path_factory.mktemp("bytecode"))
+        if name == "poll":
+            filled.submit_all()
+            call = filled.store.poll
+        else:
+            look(filled.store, [0, 0])  # another reader's
+            call = filled.submit(name, numbers)
+        return raise_at(call, n, PAGECORE / "tiers" / "disk" / "lane.py", opcodes=True)
+
+    filled = None
+    for run in runs(interrupted, stride=1 if is_full() else 11):
+        store = filled.store
+        assert store.drain(20)
+        store.poll()
+        store.check_invariants()
+        assert store.stats().num_pending == 0, run.where
+        (lane,) = store._lanes
+        key = keys_of(store, [0]).tobytes()
+        if name in ("submit_lookup", "submit_store"):
+            assert lane._pins[key] == lane.held[key] == 2 + (run.finished and name == "submit_lookup"), run.where
+        store.unlock(keys_of(store, numbers * 3))
+        assert [lane._pins, lane.writing, lane.held, lane.orphans] == [{}] * 4, run.where
+        assert put(store, range(20, 30)).ok.sum() == 8
+        store.check_invariants()
+        store.close()
+        filled = None
+
+
 def test_an_interrupted_store_leaves_no_slot_and_no_batch(tmp_path_factory):
     def submitted(n):
         nonlocal filled

@@ -124,6 +124,49 @@ def test_a_close_whose_last_batch_fails_leaves_the_cache_to_another_publisher():
         assert change(cache, publisher, 2) == 1
 
 
+def failing(publisher):
+    """Make the thread of a publisher end by an error."""
+
+    def fails(_):
+        raise MemoryError("no memory for a batch")
+
+    publisher._encode = fails
+
+
+def test_an_error_that_ends_the_thread_is_in_the_statistics_and_close_raises_it():
+    cache = make()
+    publisher = publisher_of(cache, interval=0.002)
+    assert publisher.stats().error is None
+    failing(publisher)
+    compute(cache, ids(9, 1))
+    until(lambda: publisher.stats().error is not None)
+    assert publisher.stats().error == "MemoryError: no memory for a batch"
+    with pytest.raises(MemoryError, match="no memory for a batch"):
+        publisher.close()
+    publisher.close()  # said once
+    with publisher_of(cache) as publisher:
+        assert change(cache, publisher, 2) == 1
+
+
+@pytest.mark.parametrize("other", [True, False])
+def test_an_error_of_the_thread_hides_no_error_that_the_caller_has(other):
+    def follow(publisher):
+        with publisher:
+            failing(publisher)
+            compute(cache, ids(9, 1))
+            until(lambda: publisher.stats().error is not None)
+            if other:
+                raise KeyError
+            publisher.publish()
+
+    cache = make()
+    publisher = publisher_of(cache, interval=0.002)
+    with pytest.raises(KeyError if other else MemoryError):
+        follow(publisher)
+    publisher.close()
+    assert not tree_of(cache).has_journal
+
+
 def test_an_interrupted_close_waits_for_the_thread_before_it_closes_the_sockets(monkeypatch):
     join, interrupts = threading.Thread.join, [Interrupt]
 

@@ -1,13 +1,16 @@
 """Closing and reopening: no thread, descriptor or late write is left, whatever the store's client does."""
 
+import errno
 import os
 import threading
 import time
 
 import pytest
 
-from pagecore.errors import StoreError
+from pagecore.errors import DeviceError, StoreError
 from pagecore.tiers.guard import Breaker, Deadline, Guard, closing
+from pagecore.tiers.guard import guard as guards
+from pagecore.tiers.guard.staging import StagingMemory
 from tests.tiers.blocks import random_keys, wait
 from tests.tiers.guard.kit import SOON, stored
 from tests.tiers.leaks import nothing_left
@@ -175,6 +178,81 @@ def test_a_guard_of_a_store_that_cannot_register_the_memory_leaves_nothing():
         with pytest.raises(StoreError, match="no memory can be locked"):
             Guard(store)
         store.close()
+
+
+def test_refused_clients_that_do_not_close_leave_room_for_others_up_to_a_bound(blocks, monkeypatch):
+    class Unregistered(Closing):
+        def register_memory(self, address, nbytes):
+            raise StoreError("no memory can be locked")
+
+    monkeypatch.setattr(guards, "MAX_REFUSED", 3)
+    kind = {"verifies": False, "writes_late": True}
+    first, opened, usable = MemoryStore(**kind), [], threading.Event()
+
+    def reopen():
+        opened.append(MemoryStore(**kind) if usable.is_set() else Unregistered(**kind))
+        return opened[-1]
+
+    breaker = Breaker(first_pause=0.001, longest_pause=0.002)
+    with Guard(first, deadline=SOON, budget_bytes=24 * 4096, breaker=breaker, reopen=reopen) as guard:
+        first.inject("load", "hang", 100)
+        wait(guard, guard.submit_load(random_keys(8), blocks.pieces()))
+        limit = time.monotonic() + 20
+        while len(opened) < 3:
+            assert time.monotonic() < limit
+            time.sleep(0.001)
+        guard.poll()
+        time.sleep(0.02)  # ten pauses
+        assert len(opened) == 3, "no more clients are opened while three do not close"
+        usable.set()
+        opened[0].may_close.set()
+        while guard.health().num_reopened == 0:
+            assert time.monotonic() < limit
+            time.sleep(0.001)
+        keys = random_keys(8, seed=3)
+        stored(guard, blocks, keys)
+        opened[1].may_close.set()
+        while not opened[1].is_closed:
+            time.sleep(0.001)
+        assert wait(guard, guard.submit_load(keys, blocks.pieces())).ok.all()
+        opened[2].may_close.set()
+        guard.check_invariants()
+
+
+@pytest.mark.parametrize("what", ["thread", "first descriptor", "second descriptor"])
+@pytest.mark.parametrize("framed", [False, True])
+def test_a_guard_without_threads_or_descriptors_is_refused_and_leaves_nothing(what, framed, monkeypatch):
+    def no_thread(_):
+        raise RuntimeError("can't start new thread")
+
+    eventfd, left = os.eventfd, ["second"] * (what == "second descriptor")
+
+    def no_descriptor(*arguments):
+        if left:
+            left.pop()
+            return eventfd(*arguments)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    mappings = []
+
+    class Mapped(StagingMemory):
+        def __init__(self, nbytes):
+            super().__init__(nbytes)
+            mappings.append(self)
+
+    monkeypatch.setattr("pagecore.tiers.guard.core.StagingMemory", Mapped)
+    with nothing_left():
+        store = MemoryStore(verifies=not framed)
+        with monkeypatch.context() as patch:
+            if what == "thread":
+                patch.setattr(threading.Thread, "start", no_thread)
+            else:
+                patch.setattr(os, "eventfd", no_descriptor)
+            with pytest.raises(DeviceError, match=f"memory has no {what.split()[-1]}.*raise the limit"):
+                Guard(store)
+        assert [each._mmap for each in mappings] == [None] * framed
+        assert not store.is_closed
+        Guard(store).close()
 
 
 def test_a_client_that_does_not_close_is_replaced_once_it_has_and_delays_no_batch(blocks):

@@ -146,6 +146,37 @@ def test_another_tier_of_the_cache_gets_its_own_copies(closes):
     assert (second.match(range(17)), second.list_changed([sequence])) == (16, [])
 
 
+def test_a_backup_to_one_tier_leaves_what_another_knows_of_the_sequence():
+    cache = PagedKVCache(SPEC, num_blocks=20, block_size=4)
+    tiers = [HostTier(cache, num_blocks=10, huge_pages=False) for _ in range(2)]
+    sequence = cache.add_sequence(range(16))
+    cache.commit(cache.prepare([sequence], 16))
+    assert [tier.backup(sequence) for tier in tiers] == [4, 4]
+    assert [tier.list_changed([sequence]) for tier in tiers] == [[], []]
+    cache.append_tokens(sequence, range(16, 20))
+    cache.commit(cache.prepare([sequence], 4))
+    assert [tier.list_changed([sequence]) for tier in tiers] == [[sequence]] * 2
+    assert tiers[1].backup(sequence) == 1
+    assert [tier.list_changed([sequence]) for tier in tiers] == [[sequence], []]
+    cache.truncate(sequence, 12)
+    assert [tier.list_changed([sequence]) for tier in tiers] == [[], []]
+    cache.append_tokens(sequence, range(50, 54))
+    cache.commit(cache.prepare([sequence], 4))
+    assert [tier.backup(sequence) for tier in tiers] == [1, 1]
+    cache.revoke_prefix(range(4))
+    assert [tier.unsaved(sequence, 99)[1] for tier in tiers] == [0, 0]
+
+
+def test_a_sequence_is_backed_up_to_any_number_of_tiers_one_after_the_other():
+    cache = PagedKVCache(SPEC, num_blocks=20, block_size=4)
+    sequence = cache.add_sequence(range(16))
+    cache.commit(cache.prepare([sequence], 16))
+    for _ in range(10):
+        with HostTier(cache, num_blocks=10, huge_pages=False) as tier:
+            assert [tier.backup(sequence), tier.backup(sequence)] == [4, 0]
+            assert tier.list_changed([sequence]) == []
+
+
 def test_a_failed_copy_of_one_tier_leaves_the_note_of_another():
     cache = PagedKVCache(SPEC, num_blocks=20, block_size=4)
     first, second = (HostTier(cache, num_blocks=10, huge_pages=False) for _ in range(2))

@@ -205,6 +205,23 @@ def test_leases_are_used_once():
     tier.check_invariants()
 
 
+def test_a_tier_that_is_closed_ends_its_leases_and_holds():
+    cache = cached()
+    tier = HostTier(cache, num_blocks=9)
+    tier.adopt(tier.reserve([[0, 1]]), range(8))
+    hold, lease = tier.hold(range(8)), tier.reserve([[2, 3]])
+    tier.close()
+    assert (tier.num_leases, tier.num_holds, lease.is_held) == (0, 0, False)
+    assert [pool.num_used for pool in tier.block_pools] == [0]
+    tier.check_invariants()
+    with pytest.raises(UnsupportedOption, match="the host tier is closed"):
+        tier.adopt(lease, range(16))
+    hold.release()
+    lease.release()
+    tier.check_invariants()
+    cache.check_invariants()
+
+
 def test_swapped_sequences_evict_what_the_tier_caches():
     cache = PagedKVCache(SPEC, num_blocks=20, block_size=4)
     tier = HostTier(cache, num_blocks=7, huge_pages=False)

@@ -68,6 +68,10 @@ class Namespaces {
   }
 
   [[nodiscard]] size_t count() const { return num_children_.size(); }
+  // True for numbers that add() has returned and forget_dead() has not freed.
+  [[nodiscard]] bool has(NamespaceId space) const {
+    return space >= 0 && static_cast<size_t>(space) < count() && num_children_[static_cast<size_t>(space)] != kFree;
+  }
   // `num_children`: nodes at the top of each namespace, counted by the caller.
   void check_invariants(const std::vector<int32_t>& num_children) const {
     PC_ASSERT(num_children.size() == num_children_.size());

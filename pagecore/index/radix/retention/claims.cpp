@@ -75,7 +75,11 @@ void Claims::claim_lane(const Offer& offer, int32_t lane, const Path& path, Inse
   for (const PathStep& step : path.steps) {
     const int32_t* const held = nodes_.lane(step.node, lane);
     for (int32_t i = 0; i < step.matched; ++i, ++block) {
-      if (offered[block] == held[i] || offered[block] == kNullBlock) continue;
+      const int64_t equal = common_tokens(held + i, offered + block, step.matched - i);
+      i += static_cast<int32_t>(equal);
+      block += equal;
+      if (i == step.matched) break;
+      if (offered[block] == kNullBlock) continue;
       if (held[i] == kNullBlock) {
         add(lane, offered[block], 1, taken, suspects);
         out.fills_path = true;
@@ -86,9 +90,15 @@ void Claims::claim_lane(const Offer& offer, int32_t lane, const Path& path, Inse
       }
     }
   }
-  for (; block < out.blocks; ++block) {
-    if (is_window && offered[block] == kNullBlock) continue;
-    add(lane, offered[block], 1, taken, suspects);
+  while (block < out.blocks) {
+    const std::span rest(offered + block, static_cast<size_t>(out.blocks - block));
+    if (const size_t run = rest[0] >= 1 ? held(lane).add_run(rest) : 0; run > 0) {
+      taken.insert(taken.end(), rest.begin(), rest.begin() + static_cast<ptrdiff_t>(run));
+      block += static_cast<int64_t>(run);
+      continue;
+    }
+    if (!is_window || rest[0] != kNullBlock) add(lane, rest[0], 1, taken, suspects);
+    ++block;
   }
 }
 

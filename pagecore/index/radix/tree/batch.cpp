@@ -134,6 +134,7 @@ void RadixTree::insert_prepared(const Offer& offer, Receipt* receipt, Prepared& 
 
 void RadixTree::claim_all(std::span<const Offer> offers, std::span<Prepared> batch) {
   Suspects suspects(static_cast<size_t>(num_lanes()) + 1);
+  for (const Offer& offer : offers) check_namespace(offer.query.space);
   for (size_t i = 0; i < offers.size(); ++i) {
     survey(offers[i], radix::top_of(offers[i].query.space), batch[i].answer, &suspects);
     batch[i].last = path_.last();

@@ -1,6 +1,8 @@
 #include "pagecore/index/radix/tree/eviction.hpp"
 
 #include <algorithm>
+#include <iterator>
+#include <span>
 
 namespace pagecore::radix {
 
@@ -35,7 +37,20 @@ int64_t Eviction::take_blocks(int64_t amount, std::vector<Ids>& out) {
     const auto blocks = static_cast<int32_t>(std::min<int64_t>(left, nodes_.at(leaf).size));
     left -= blocks + structure_.prune(take_tail(leaf, blocks, out));
   }
+  prefetch_next();
   return amount - left;
+}
+
+// Evictions come in series, and nothing has read the ids of the next leaf since they were inserted.
+void Eviction::prefetch_next() const {
+  if (queues_.evictable(0) <= 0) return;
+  const NodeId leaf = queues_.worst(0);
+  constexpr int32_t kLine = 64 / sizeof(int32_t), kMostIds = 64 * kLine;
+  const Node& it = nodes_.at(leaf);
+  for (int32_t i = 0; i < nodes_.components().full_lanes; ++i) {
+    const int32_t* const ids = nodes_.lane(leaf, i);
+    for (int32_t j = std::max(0, it.size - kMostIds); j < it.size; j += kLine) __builtin_prefetch(ids + j);
+  }
 }
 
 void Eviction::give_up_tail(NodeId leaf, int32_t blocks, std::vector<Ids>& out) {
@@ -46,8 +61,11 @@ void Eviction::give_up_tail(NodeId leaf, int32_t blocks, std::vector<Ids>& out) 
     Ids& ids = out[static_cast<size_t>(i)];
     const int32_t* const held = nodes_.lane(leaf, i);
     const size_t before = ids.size();
-    for (int32_t j = size - 1; j >= size - blocks; --j) {
-      if (held[j] != kNullBlock) ids.push_back(held[j]);
+    const std::reverse_iterator last(held + size), end(held + size - blocks);
+    if (i < components.full_lanes) {  // no id is null
+      ids.insert(ids.end(), last, end);
+    } else {
+      std::copy_if(last, end, std::back_inserter(ids), [](int32_t id) { return id != kNullBlock; });
     }
     claims_.held(i).erase(std::span(ids).subspan(before));
     const int32_t window = components.owner_of(i);

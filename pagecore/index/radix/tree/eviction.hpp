@@ -36,6 +36,7 @@ class Eviction {
 
  private:
   int64_t take_blocks(int64_t amount, std::vector<Ids>& out);
+  void prefetch_next() const;
   void take_window(int32_t window, int64_t amount, Ids& out);
   void take_states(int64_t amount, Ids& out);
   // Takes the ids of every component from the last `blocks` blocks of a leaf.

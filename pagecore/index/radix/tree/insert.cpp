@@ -13,6 +13,7 @@ using radix::kNoNode;
 using radix::kNoState;
 
 void RadixTree::insert(const Offer& offer, Receipt* receipt, Inserted& out) {
+  check_namespace(offer.query.space);
   survey(offer, radix::top_of(offer.query.space), out);
   radix::NodeStorage storage;
   try {
@@ -50,6 +51,11 @@ bool RadixTree::try_insert(const Offer& offer, Receipt& receipt, Inserted& out) 
   } catch (...) {
     return false;
   }
+}
+
+void RadixTree::check_namespace(radix::NamespaceId space) const {
+  PC_EXPECTS(namespaces_.has(space), UnsupportedOption, "namespace ", space,
+             " is not in use in this tree; insert into 0, or into a number that add_namespace() returned");
 }
 
 // Walks the path down from `parent` and claims the ids that the tree lacks.

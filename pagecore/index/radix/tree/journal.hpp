@@ -112,6 +112,13 @@ class Journal {
     });
   }
 
+  // Appends the roots of the stored records; a root can come twice.
+  void list_roots(std::vector<ContentHash>& out) const {
+    for (const ChangeRecord& record : changes_.records) {
+      if (record.is_stored) out.push_back(record.root);
+    }
+  }
+
   // Moves all changes since the last call to `out`, whose memory the journal uses from now on.
   void take(Changes& out) noexcept {
     out.clear();

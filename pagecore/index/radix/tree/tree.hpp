@@ -207,6 +207,8 @@ class RadixTree {
   void stop_journal() noexcept { journal_.stop(); }
   [[nodiscard]] bool has_journal() const { return journal_.is_on(); }
   void set_root(radix::NamespaceId space, radix::ContentHash root) { journal_.set_root(space, root); }
+  // Appends the roots that the changes since the last take_changes() name.
+  void list_journal_roots(std::vector<radix::ContentHash>& out) const { journal_.list_roots(out); }
   // Moves the changes since the last call to `out`; none without a journal.
   virtual void take_changes(radix::Changes& out) noexcept;
   // Everything that the tree holds as stored records, parents before their children.
@@ -240,6 +242,7 @@ class RadixTree {
   [[nodiscard]] int64_t nodes_to_insert(const Offer& offer) const {
     return 3 + static_cast<int64_t>(offer.states.size() + offer.ranges.size()) + components_.num_cuts();
   }
+  void check_namespace(radix::NamespaceId space) const;
   void survey(const Offer& offer, NodeId parent, Inserted& out, radix::Suspects* suspects = nullptr);
   void commit(const Offer& offer, Receipt* receipt, const Inserted& out, radix::NodeStorage&& storage);
   void cut_path();

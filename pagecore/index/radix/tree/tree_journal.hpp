@@ -24,6 +24,10 @@ class TreeJournal {
   void stop() noexcept { journal_.reset(); }
   [[nodiscard]] bool is_on() const { return journal_ != nullptr; }
   void set_root(NamespaceId space, ContentHash root) { journal_->set_root(space, root); }
+  // Appends the roots that the changes since the last take() name.
+  void list_roots(std::vector<ContentHash>& out) const {
+    if (is_on()) journal_->list_roots(out);
+  }
   // Moves the changes since the last call to `out`; none without a journal.
   void take(Changes& out) noexcept;
   // Everything that the tree holds as stored records, parents before their children.

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <vector>
 
 #include "cuda_src/abi/plan.h"
@@ -92,7 +93,7 @@ class CudaPlanner {
     find_tiles(id, options, batch);
     cut_.has_sinks = sinks_ > 0;
     total_ = 0;
-    for (const PcWorkItem& tile : tiles_) total_ += cost_of(tile);
+    for (const PcWorkItem& tile : tiles()) total_ += cost_of(tile);
     if (layout_->batch_invariant != 0) {
       cut_in_folds(batch);
       return deal_out(section.num_workers);
@@ -118,10 +119,14 @@ class CudaPlanner {
     tiling.query_tile = layout_->sections[id].query_tile;
     if (id == PC_DECODE) tiling.max_rows = decode_rows;
     if (id == PC_PROMPTS) tiling.min_rows = decode_rows + 1;
-    tiles_.resize(static_cast<size_t>(layout_->max_items));
-    const PlanCounts counts = make_plan(tiling, batch, tiles_.data(), layout_->max_items);
-    PC_ASSERT(counts.num_items <= layout_->max_items);
-    tiles_.resize(static_cast<size_t>(counts.num_items));
+    // The buffer never shrinks: a resize would fill the room after the tiles in every plan.
+    if (std::ssize(tile_buffer_) < layout_->max_items) tile_buffer_.resize(static_cast<size_t>(layout_->max_items));
+    num_tiles_ = make_plan(tiling, batch, tile_buffer_.data(), layout_->max_items).num_items;
+    PC_ASSERT(num_tiles_ <= layout_->max_items);
+  }
+
+  [[nodiscard]] std::span<const PcWorkItem> tiles() const {
+    return {tile_buffer_.data(), static_cast<size_t>(num_tiles_)};
   }
 
   // Split tiles longer than a share, rounded up to a multiple of split_floor, at the multiples of that length.
@@ -129,7 +134,7 @@ class CudaPlanner {
     const int64_t share = ceil_div(total_, section.num_workers);
     const int64_t piece = round_up(share, section.split_floor);
     cut_.clear();
-    for (const PcWorkItem& tile : tiles_) {
+    for (const PcWorkItem& tile : tiles()) {
       const bool is_long = section.num_workers > 1 && tile.key_end - tile.key_begin > piece;
       cut_tile(tile, is_long ? piece : 0);
     }
@@ -139,7 +144,7 @@ class CudaPlanner {
   // with sinks, split all tiles.
   void cut_in_folds(const PlanBatch& batch) {
     cut_.clear();
-    for (const PcWorkItem& tile : tiles_) {
+    for (const PcWorkItem& tile : tiles()) {
       const bool alone = batch.query_end(tile.sequence) - batch.query_begin(tile.sequence) == tile.query_count;
       const int64_t splits = num_pieces(tile, kFoldTokens);
       const bool fits = cut_.num_partial_rows + splits * tile.query_count <= layout_->num_split_rows;
@@ -215,7 +220,7 @@ class CudaPlanner {
     const Shares shares = {total_, section.num_workers};
     int64_t cost_begin = 0, load = 0;
     int32_t first = 0;
-    for (const PcWorkItem& tile : tiles_) {
+    for (const PcWorkItem& tile : tiles()) {
       const int64_t cost = cost_of(tile);
       const TileCuts cuts = {tile.key_begin, tile.key_end, section.split_floor, section.split_floor / 2};
       const int32_t end = shares.border_from(cost_begin + cost);
@@ -307,7 +312,8 @@ class CudaPlanner {
   const PcPlanLayout* layout_ = nullptr;
   int64_t sinks_ = 0;
   char* buffer_ = nullptr;
-  std::vector<PcWorkItem> tiles_;
+  std::vector<PcWorkItem> tile_buffer_;
+  int64_t num_tiles_ = 0;
   int64_t total_ = 0;  // cost of all tiles
   Assignment cut_, dealt_;
   std::vector<uint64_t> order_;  // sort keys of pieces: cost, then index

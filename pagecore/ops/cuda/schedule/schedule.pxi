@@ -15,6 +15,7 @@ from pagecore.ops.cuda.plan._plan cimport (
     CudaPlan,
     CudaPlanner,
     PcPlanHead,
+    PcPlanLayout,
     layout_for,
     place_workspace,
     planned_bytes,
@@ -45,7 +46,7 @@ cdef list schedule(
     kept = []
     if plan is not None:
         check_plan(plan, p, place)
-        take_plan(plan.cuda, p, work, place)
+        take_plan(plan.cuda, p, work, cu_query_lens is not None, place)
     cdef Tensor buffer = planned
     if planned is not None:
         work.layout = planned_layout(planned, p, place)
@@ -128,8 +129,9 @@ cdef str reach_of(const PlanOptions& options):
     return f"{reach} with {options.sink_tokens} sink tokens" if options.sink_tokens > 0 else reach
 
 
-cdef int take_plan(CudaPlan plan, const PcAttentionParams& p, Work* work, const Place* place) except -1:
-    cdef bint capturing = runtime().is_capturing(place.stream)
+cdef int take_plan(
+        CudaPlan plan, const PcAttentionParams& p, Work* work, bint has_offsets, const Place* place) except -1:
+    cdef bint capturing = depends_on_capture(plan, has_offsets) and runtime().is_capturing(place.stream)
     if capturing and not plan.is_fixed:
         raise DeviceError(
             f"plan has no fixed size and stream {place.stream:#x} is being captured; a later batch may replace the "
@@ -146,6 +148,17 @@ cdef int take_plan(CudaPlan plan, const PcAttentionParams& p, Work* work, const 
     for section in range(PC_NUM_SECTIONS):
         work.num_items[section] = UNKNOWN if capturing else plan.head.num_items[section]
     return 0
+
+
+cdef bint depends_on_capture(CudaPlan plan, bint has_offsets) noexcept:
+    """Return True if a capture needs another plan, or launches of sections that have no items now."""
+    cdef int section
+    if not plan.is_fixed:
+        return True
+    for section in range(PC_NUM_SECTIONS):
+        if plan.head.num_items[section] == 0 and section_may_have_items(plan.layout, section, has_offsets):
+            return True
+    return False
 
 
 # ---- lengths on the host
@@ -319,6 +332,11 @@ cdef bint may_have_items(const PcAttentionParams& p, const Work& work, int secti
 
 
 cdef bint could_have_items(const PcAttentionParams& p, const Work& work, int section) noexcept:
+    return section_may_have_items(work.layout, section, p.cu_query_lens.data != 0)
+
+
+cdef bint section_may_have_items(const PcPlanLayout& layout, int section, bint has_offsets) noexcept:
+    """Return True if some batch has items in a section; without offsets every sequence has one query."""
     if section == PC_DECODE:
-        return not work.layout.batch_invariant and work.layout.group <= 16
-    return p.cu_query_lens.data != 0 or work.layout.group > 16 or work.layout.batch_invariant
+        return not layout.batch_invariant and layout.group <= 16
+    return has_offsets or layout.group > 16 or layout.batch_invariant

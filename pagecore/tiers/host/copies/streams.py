@@ -177,16 +177,15 @@ class StreamTransfers:
 
     def promote(self, pairs: Pairs, hold: EntryHold) -> bool:
         """Submit copies to the stream of the cache; the hold is released once they are done."""
-        stream = self._staging.stream
-        self._await_registered(stream)
-        if self._arrivals is None:
-            with self._submitting(stream):
+        self._await_registered(self._staging.stream)
+        stream = self._staging.stream if self._arrivals is None else self._arrivals.stream
+        with self._submitting(stream):
+            if self._arrivals is None:
                 self.copies.run(pairs, to_device=True, stream=stream)
                 event = self._recorded(stream)
-        else:
-            with self._submitting(self._arrivals.stream):
-                stream, event = self._arrivals.stream, self._load_layers(pairs, self._arrivals)
-        self._running.append(_Running(stream, event, hold=hold))
+            else:
+                event = self._load_layers(pairs, self._arrivals)
+            self._running.append(_Running(stream, event, hold=hold))
         return True
 
     def _load_layers(self, pairs: Pairs, arrivals: LayerEvents) -> Event:

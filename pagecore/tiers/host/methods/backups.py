@@ -64,8 +64,8 @@ class BackupMethods(SpillMethods):
         """Return the sequences that have published a block or a checkpoint since their last backup, or had no room.
 
         `backup` of the others copies only what the host has evicted since. Blocks that `min_priority` excludes do not
-        count. Sequences that are swapped out, removed or of another cache are left out. If a cache has several tiers, a
-        backup to one of them lets the sequence count as changed in the others.
+        count. Sequences that are swapped out, removed or of another cache are left out. A sequence remembers its
+        backups to the newest four tiers of its cache.
 
         Parameters
         ----------

@@ -84,7 +84,10 @@ class EntryMethods(SpillMethods):
             A position outside of the tokens, or one listed twice; `ok` has another length than the lease.
         DoubleFree
             The lease was adopted or released before.
+        UnsupportedOption
+            The tier is closed, which has ended the lease.
         """
+        self._require_open()
         ids, options, _ = self._prefix_of(tokens, namespace, spans, None, cross_digest)
         places = list(lease.positions)
         if ok is not None:

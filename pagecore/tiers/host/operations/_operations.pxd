@@ -1,7 +1,7 @@
 from libc.stdint cimport int32_t, int64_t
 
 from pagecore.cache.prefix._prefix cimport PrefixCache
-from pagecore.cache.sequences._sequences cimport PrefixHold, Sequence
+from pagecore.cache.sequences._sequences cimport BackupNote, PrefixHold, Sequence
 from pagecore.cache.state._state cimport CacheState, StoredBlocks
 from pagecore.index.pools._block_pool cimport BlockPool
 from pagecore.index.radix._native cimport HintRange, HintRanges, Mark, NativeMatch, NativeReceipt, Query, RetentionHint
@@ -158,8 +158,8 @@ cdef class Backup:
     cdef int64_t keep_last(self, int32_t lane, int64_t room) noexcept
     # Notes in the hold of the sequence that its first blocks and its checkpoint were offered.
     cdef void note_offer(self, int32_t published, int32_t checkpoint) noexcept
-    # Returns True if the note in the hold of the sequence is of this backup.
-    cdef bint is_noted(self) noexcept
+    # Returns the note in the hold of the sequence if it is of this backup, else NULL.
+    cdef BackupNote* own_note(self) noexcept
     # Takes the host's blocks, lists the copies, and replaces the device's blocks in `lanes` by the host's.
     cdef int take(self, int32_t slot, const vector[int64_t]& counts) except -1
     cdef int pin_sources(self, Sequence sequence) except -1

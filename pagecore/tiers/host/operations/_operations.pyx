@@ -3,6 +3,7 @@
 include "index.pxi"
 include "path.pxi"
 include "lease.pxi"
+include "offers.pxi"
 include "backup.pxi"
 include "promotion.pxi"
 include "promote.pxi"

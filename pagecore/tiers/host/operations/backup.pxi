@@ -1,19 +1,15 @@
 """Backup: published blocks of a sequence are copied to the host, and published in its tree once they are there."""
 
-from libc.stdint cimport INT32_MAX, int32_t, int64_t
+from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memcpy
 
 from pagecore.cache.prefix._prefix cimport PrefixCache, number_namespaces, publish_one
-from pagecore.cache.sequences._sequences cimport PrefixHold, Sequence, require
+from pagecore.cache.sequences._sequences cimport BackupNote, PrefixHold, Sequence, require
 from pagecore.cache.state._state cimport CacheState, Held, StoredBlocks
 from pagecore.index._integers cimport new_int32
 from pagecore.index.radix._native cimport HintRanges, NativeMatch, Query, RetentionHint
 from pagecore.index.radix._radix cimport array_of
 from pagecore.native.std cimport span, vector
-
-
-cdef extern from "pagecore/index/radix/nodes/policy.hpp" namespace "pagecore::radix" nogil:
-    const double kDefaultPriority
 
 
 cdef class Backup:
@@ -81,13 +77,15 @@ cdef class Backup:
         cdef PrefixHold hold = sequence.hold
         cdef int32_t published = num_wanted(self.host, hold, most)
         cdef int32_t checkpoint = wanted_checkpoint(self.state, sequence, published)
+        cdef BackupNote* note
         cdef int32_t slot
         cdef vector[int64_t] counts
         if published == 0:
             return False
         # While the copies run, the host keeps what they continue: its evictions are of other blocks.
-        if has_backup(self.host, hold, published, checkpoint) and (
-            hold.backup_is_running or hold.backed_up_evictions == self.host.num_evictions
+        note = hold.note_of(self.host.number)
+        if has_backup(self.host, hold, published, checkpoint) and note != NULL and (
+            note.is_running or note.evictions == self.host.num_evictions
         ):
             if not (is_last and self.host.uses_hints and hold.needs_values(prefix.now)):
                 return False
@@ -109,7 +107,8 @@ cdef class Backup:
             self.state_blocks = 0
         self.read_path(sequence)
         self.list_missing(counts)
-        hold.backed_up = hold.backed_up_state = 0  # until all of it is offered again
+        note = hold.make_note(self.host.number)
+        note.num_blocks = note.state_tokens = 0  # until all of it is offered again
         if not self.fit(counts):
             return False
         self.take(slot, counts)
@@ -285,31 +284,40 @@ cdef class Backup:
         return 0
 
     cdef void note_offer(self, int32_t published, int32_t checkpoint) noexcept:
+        cdef BackupNote* note = self.hold.note_of(self.host.number)
+        if note == NULL:
+            return
         self.host.num_offers += 1
-        self.number = self.hold.backup_number = self.host.num_offers
-        self.hold.backed_up, self.hold.backed_up_state = published, checkpoint
-        self.hold.backed_up_evictions = self.host.num_evictions
-        self.hold.backup_tier = self.host.number
-        self.hold.backup_is_running = False
+        self.number = note.number = self.host.num_offers
+        note.num_blocks, note.state_tokens = published, checkpoint
+        note.evictions = self.host.num_evictions
+        note.is_running = False
 
-    cdef bint is_noted(self) noexcept:
-        return (
-            self.number > 0 and self.hold.backup_tier == self.host.number and self.hold.backup_number == self.number
-        )
+    cdef BackupNote* own_note(self) noexcept:
+        cdef BackupNote* note
+        if self.number == 0:
+            return NULL
+        note = self.hold.note_of(self.host.number)
+        if note == NULL or note.number != self.number:
+            return NULL
+        return note
 
     cdef void forget(self) noexcept:
-        if self.is_noted():
-            self.hold.backed_up = self.hold.backed_up_state = 0
+        cdef BackupNote* note = self.own_note()
+        if note != NULL:
+            note.num_blocks = note.state_tokens = 0
 
     cdef void release(self) noexcept:
         cdef RetentionHint no_hint
+        cdef BackupNote* note
         if self.receipt is not None:
             self.receipt.drop(no_hint)
             self.receipt = None
             self.sources.release()
             self.state.prefix.transfers.discard(self)
-            if self.is_noted():
-                self.hold.backup_is_running = False
+            note = self.own_note()
+            if note != NULL:
+                note.is_running = False
         if self.path is not None:
             self.path.release()
         if self.lease is not None:
@@ -360,6 +368,7 @@ def back_up(CacheState state not None, HostIndex host not None, sequence, int64_
     """
     cdef Sequence source
     cdef Backup one
+    cdef BackupNote* note
     _guard = Held(state.lock)
     state.begin()
     host.sweep()
@@ -380,7 +389,9 @@ def back_up(CacheState state not None, HostIndex host not None, sequence, int64_
             return None
         one.pin_sources(source)
         if copy(one):
-            source.hold.backup_is_running = one.is_noted() and one.receipt is not None
+            note = source.hold.note_of(host.number)
+            if note != NULL:
+                note.is_running = one.own_note() != NULL and one.receipt is not None
             return one
     except BaseException:
         one.forget()
@@ -398,59 +409,6 @@ def require_all(CacheState state not None, sequences):
     return checked
 
 
-def list_changed(CacheState state not None, HostIndex host not None, list sequences not None, list limits=None):
-    """Return the sequences with published blocks or a checkpoint to back up since their last backup. Hold the lock.
-
-    `limits` has the tokens of each sequence that count; None for all.
-    """
-    cdef Sequence sequence
-    cdef int32_t published
-    cdef Py_ssize_t i
-    changed = []
-    for i in range(len(sequences)):
-        if not isinstance(sequences[i], Sequence):
-            require(state, sequences[i], False)  # raises
-        sequence = <Sequence>sequences[i]
-        if sequence.owner is not state or sequence.row < 0:
-            continue
-        published = num_wanted(host, sequence.hold, INT32_MAX if limits is None else <int64_t>limits[i])
-        if not has_backup(host, sequence.hold, published, wanted_checkpoint(state, sequence, published)):
-            changed.append(sequence)
-    return changed
-
-
-cdef int32_t num_offered(HostIndex host, PrefixHold hold) noexcept:
-    """Return the blocks of a sequence that its last backup has offered to the host; 0 if it was of another tier."""
-    return hold.backed_up if hold.backup_tier == host.number else 0
-
-
-cdef bint has_backup(HostIndex host, PrefixHold hold, int32_t published, int32_t checkpoint) noexcept:
-    """Return True if the last backup of a sequence has offered its first blocks and its checkpoint to the host."""
-    return published == 0 or (num_offered(host, hold) == published and hold.backed_up_state == checkpoint)
-
-
-cdef int32_t num_wanted(HostIndex host, PrefixHold hold, int64_t most) noexcept:
-    """Return the published blocks of a sequence that the host is to have, of its first `most` tokens."""
-    if hold.published == INT32_MAX:
-        return 0
-    return <int32_t>min(<int64_t>hold.published, min(most // host.block_size, count_kept(host, hold)))
-
-
-cdef int32_t wanted_checkpoint(CacheState state, Sequence sequence, int32_t num_blocks) noexcept:
-    """Return the tokens of the state that a sequence keeps and the prefix tree was offered; 0 for none.
-
-    A state after the first `num_blocks` blocks does not count.
-    """
-    cdef int32_t length = sequence.hold.offered_state
-    if state.states is None or length == 0 or state.states.checkpoint_length_raw(sequence.row) != length:
-        return 0
-    return length if length <= num_blocks * <int64_t>state.block_size else 0
-
-
-cdef double priority_or_default(double priority) noexcept:
-    return kDefaultPriority if priority != priority else priority
-
-
 cdef PrefixKey own_key(CacheState state, Sequence sequence, int32_t num_blocks):
     cdef PrefixKey key = PrefixKey.__new__(PrefixKey)
     cdef int32_t* data = NULL
@@ -461,59 +419,3 @@ cdef PrefixKey own_key(CacheState state, Sequence sequence, int32_t num_blocks):
     key.key = sequence.hold.receipt.key
     key.marks.assign(sequence.hold.marks.begin(), sequence.hold.marks.end())
     return key
-
-
-def options_of(Sequence sequence not None):
-    """Return the RetentionOptions of a live sequence of a cache with a prefix cache."""
-    return sequence.hold.options
-
-
-def version_of(Sequence sequence not None):
-    """Return a number of a live sequence that changes when other tokens take the place of some that it has."""
-    return sequence.hold.version
-
-
-def is_new(Sequence sequence not None):
-    """Return True if the prefix of a live sequence is not counted yet."""
-    return sequence.hold.is_new
-
-
-def newly_run(list sequences not None):
-    """Return those of live sequences that have computed their first tokens, or the first ones after a cut.
-
-    A sequence that was cut to what it reuses is returned once more; one whose prefix is not counted, until it is.
-    """
-    cdef Sequence sequence
-    cdef list found = []  # append() instead of a comprehension, which frees an element twice when memory runs out
-    for sequence in sequences:
-        if (sequence.hold.is_new or sequence.hold.begins_again) and sequence.computed > sequence.cached:
-            found.append(sequence)
-            sequence.hold.begins_again = False
-    return found
-
-
-def origin_of(Sequence sequence not None):
-    """Return what `count_once` has noted for a live sequence."""
-    return sequence.hold.origin
-
-
-def count_once(Sequence sequence not None, origin, const int64_t[::1] counts, int64_t[::1] totals):
-    """Note the origin of a sequence's prefix, and add its counts to the first totals, without an interrupt between."""
-    cdef Py_ssize_t i
-    for i in range(counts.shape[0]):
-        totals[i] += counts[i]
-    sequence.hold.origin = origin
-    sequence.hold.is_new = False
-
-
-cdef int64_t count_kept(HostIndex host, PrefixHold hold) noexcept:
-    """Return the blocks of a sequence before the first one with a smaller priority than the host keeps."""
-    cdef int64_t kept = 0
-    cdef size_t i
-    if hold.ranges.empty():
-        return INT32_MAX if priority_or_default(hold.priority) >= host.min_priority else 0
-    for i in range(hold.ranges.size()):
-        if priority_or_default(hold.ranges[i].hint.priority) < host.min_priority:
-            break
-        kept = hold.ranges[i].end
-    return kept

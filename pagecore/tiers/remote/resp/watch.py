@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 
 from pagecore.errors import StoreError
 from pagecore.tiers.remote.gone import GoneKeys
-from pagecore.tiers.remote.resources import start_thread
 from pagecore.tiers.remote.resp.connection import ProtocolError, RespConnection, encode
+from pagecore.tiers.resources import start_thread
 from pagecore.tiers.store import KEY_BYTES
 
 # Seconds between two attempts to connect again.
