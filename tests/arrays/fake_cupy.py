@@ -11,6 +11,8 @@ import types
 import warnings
 from typing import Any
 
+BROKEN = "cudaErrorIllegalAddress: an illegal memory access"
+
 
 class CUDARuntimeError(RuntimeError):
     """CuPy's error, which has a status; with a message as well, where a test needs one."""

@@ -36,6 +36,17 @@ def advance(cache, sequences, counts, **options):
     return batch
 
 
+def learn(cache, twins, sequences, counts):
+    """Append the planned ids of sequences, up to `counts` tokens past the computed ones, that the cache lacks."""
+    missing = []
+    for sequence, count in zip(sequences, counts, strict=True):
+        twin = twins[sequence]
+        end = max(twin.known, twin.computed + count)
+        missing.append(twin.planned(end)[twin.known :])
+        twin.known = end
+    cache.append_tokens(sequences, missing)
+
+
 def normal(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 

@@ -2,132 +2,14 @@
 
 from __future__ import annotations
 
-import zlib
-
 import numpy as np
 import pytest
 
-from pagecore import (
-    AttentionSpec,
-    InvalidSequence,
-    KVPool,
-    OutOfBlocks,
-    PagedKVCache,
-    Plane,
-    ShapeError,
-    UnsupportedDtype,
-    UnsupportedOption,
-    paged_attention,
-)
+from pagecore import OutOfBlocks, PagedKVCache, paged_attention
 from pagecore.cache import SwapSpace
-from pagecore.cache.lifecycle.slot_moves import moves_of
-from tests.cache.caches import SPEC, WINDOWED, Planes, advance, make, normal
+from tests.cache.caches import SPEC, make, normal
+from tests.cache.texts import OTHER, SPARSE, Texts, key_of, prefilled
 from tests.faults import is_full
-
-SPARSE = AttentionSpec(2, 8, dtype="float32", num_query_heads=4, key_bounds=True, label_channels=[[1, 5], [0, 7]])
-OTHER = AttentionSpec(2, 8, v_head_dim=4, dtype="float16", num_query_heads=2)
-HEADS, DIM = 2, 8
-
-
-def key_of(text, layer):
-    """Return the key of the last token of a text in a layer, ``[heads, dim]``: a function of all of the text."""
-    seed = zlib.crc32(np.asarray([layer, *text], np.int64).tobytes())
-    return (np.random.default_rng(seed).integers(-100, 100, (HEADS, DIM)) / 4).astype(np.float32)
-
-
-class Texts:
-    """A cache and the plain twin of its sequences: the whole text of each, and the positions that are kept.
-
-    `put` and `get` copy arrays to the device of the cache and from there.
-    """
-
-    def __init__(self, cache, put=np.asarray, get=np.asarray):
-        self.cache, self.put, self.get = cache, put, get
-        self.text, self.kept = {}, {}
-
-    def add(self, ids):
-        sequence = self.cache.add_sequence(ids)
-        self.text[sequence], self.kept[sequence] = list(ids), list(range(sequence.num_cached_tokens))
-        return sequence
-
-    def fork(self, parent):
-        child = self.cache.fork(parent)
-        self.text[child], self.kept[child] = list(self.text[parent]), list(self.kept[parent])
-        return child
-
-    def append(self, sequence, ids):
-        self.cache.append_tokens([sequence], [ids])
-        self.text[sequence] += ids
-
-    def waiting(self, sequence):
-        return sequence.num_tokens - sequence.num_computed_tokens
-
-    def step(self, sequences, counts, accepted=None):
-        batch = self.cache.prepare(sequences, counts)
-        positions = []
-        for sequence, count in zip(sequences, counts, strict=True):
-            first = len(self.text[sequence]) - self.waiting(sequence)
-            positions.append(list(range(first, first + count)))
-        flat = [place for places in positions for place in places]
-        assert self.get(batch.positions)[: len(flat)].tolist() == flat
-        texts = [self.text[s][: p + 1] for s, places in zip(sequences, positions, strict=True) for p in places]
-        assert self.get(batch.token_ids)[: len(flat)].tolist() == [text[-1] for text in texts]
-        for layer in range(self.cache.num_layers):
-            key = np.array([key_of(text, layer) for text in texts], np.float32).reshape(-1, HEADS, DIM)
-            value = -key[..., : self.cache.value(layer).shape[3]]
-            self.cache.write(layer, self.put(key), self.put(np.ascontiguousarray(value)), batch)
-        self.cache.commit(batch, accepted)
-        for i, (sequence, places) in enumerate(zip(sequences, positions, strict=True)):
-            kept = places if accepted is None else places[: accepted[i]]
-            self.kept[sequence] += kept
-            if len(kept) < len(places):
-                del self.text[sequence][places[0] + len(kept) :]
-
-    def compact(self, sequence, keep):
-        self.cache.compact(sequence, keep)
-        self.kept[sequence] = [self.kept[sequence][i] for i in keep]
-
-    def check(self):
-        self.cache.check_invariants()
-        for sequence, kept in self.kept.items():
-            assert sequence.num_computed_tokens == len(kept)
-            end = len(self.text[sequence]) - self.waiting(sequence)
-            assert sequence.num_dropped_tokens == end - len(kept)
-            ids = [self.text[sequence][p] for p in kept] + self.text[sequence][end:]
-            assert sequence.tokens.tolist() == ids
-            if not sequence.is_swapped:
-                self.check_planes(sequence, kept)
-
-    def check_planes(self, sequence, kept):
-        size = self.cache.block_size
-        for layer in range(self.cache.num_layers):
-            table = self.cache._parts.tables.blocks(sequence.row, self.cache._parts.layers[layer].group)
-            key, value = self.get(self.cache.key(layer)), self.get(self.cache.value(layer))
-            expected = np.array([key_of(self.text[sequence][: p + 1], layer) for p in kept]).reshape(-1, HEADS, DIM)
-            slots = [(table[i // size], i % size) for i in range(len(kept))]
-            assert np.array_equal([key[slot] for slot in slots], expected) or not kept
-            assert all(
-                np.array_equal(value[slot], -row[:, : value.shape[3]])
-                for slot, row in zip(slots, expected, strict=True)
-            )
-            self.check_summaries(layer, slots, expected)
-
-    def check_summaries(self, layer, slots, expected):
-        spec = self.cache._parts.layers[layer].spec
-        if not spec.key_bounds:
-            return
-        low, high, label = (self.get(self.cache.plane(name, layer)) for name in ("key_min", "key_max", "label"))
-        for (block, offset), row in zip(slots, expected, strict=True):
-            assert (low[block] <= row).all()
-            assert (row <= high[block]).all()
-            assert np.array_equal(label[block, offset], np.take_along_axis(row, np.array(spec.label_channels), axis=1))
-
-
-def prefilled(count=8, **options):
-    texts = Texts(make(**{"layers": [SPARSE, SPARSE], **options}))
-    sequence = texts.add(list(range(count)))
-    texts.step([sequence], [count])
-    return texts, sequence
 
 
 def test_worked_example_variants_e3_snapkv_compacts_to_the_kept_tokens():
@@ -229,25 +111,6 @@ def test_reorder_copies_the_offset_of_positions():
     assert other.num_dropped_tokens == 6
 
 
-def test_truncate_refuses_lengths_inside_the_compacted_tokens():
-    texts, sequence = prefilled(8)
-    texts.compact(sequence, [0, 2, 5])
-    texts.append(sequence, [9, 9])
-    texts.step([sequence], [2])
-    with pytest.raises(UnsupportedOption, match="compacted to 3 tokens"):
-        texts.cache.truncate(sequence, 2)
-    texts.cache.truncate(sequence, 4)
-    del texts.text[sequence][9:], texts.kept[sequence][4:]
-    texts.check()
-    texts.cache.truncate(sequence, 0)
-    assert sequence.num_dropped_tokens == 0
-    texts.text[sequence], texts.kept[sequence] = [], []
-    texts.append(sequence, [4, 4, 4, 4, 4])
-    texts.step([sequence], [5])
-    texts.check()
-    assert texts.cache.add_sequence([4] * 6).num_cached_tokens == 4
-
-
 def test_lists_of_groups_may_differ():
     cache = make([SPEC, OTHER])
     sequence = cache.add_sequence(range(8))
@@ -264,16 +127,6 @@ def test_lists_of_groups_may_differ():
         assert cache.key(layer).numpy()[block, :3, 0, 0].tolist() == keep
 
 
-def test_shared_blocks_without_room_for_a_copy_raise_and_change_nothing():
-    texts, sequence = prefilled(12, num_blocks=5, prefix_cache=False, layers=[SPEC])
-    texts.fork(sequence)
-    texts.add([1])
-    texts.step([list(texts.kept)[2]], [1])
-    with pytest.raises(OutOfBlocks):
-        texts.cache.compact(sequence, [1, 2, 3])
-    texts.check()
-
-
 def test_cached_blocks_are_evicted_for_room():
     texts, old = prefilled(12, num_blocks=8, layers=[SPEC])
     texts.cache.remove(old)
@@ -283,77 +136,6 @@ def test_cached_blocks_are_evicted_for_room():
     texts.compact(sequence, [1, 2, 9, 12, 13])
     texts.check()
     assert texts.cache.stats().num_evicted_blocks > 0
-
-
-REFUSED = {
-    "descending": ([3, 2], ShapeError, "must ascend"),
-    "twice": ([3, 3], ShapeError, "must ascend"),
-    "past the end": ([0, 8], ShapeError, "give 0 to 7"),
-    "negative": ([-1, 2], ShapeError, "give 0 to 7"),
-    "a number": (3, ShapeError, "list of positions"),
-    "groups": ([[1], [2]], ShapeError, "one list|one for all groups"),
-    "floats": ([0.5], UnsupportedDtype, "kept position"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused_lists_change_nothing(name):
-    keep, kind, message = REFUSED[name]
-    texts, sequence = prefilled()
-    with pytest.raises(kind, match=message):
-        texts.cache.compact(sequence, keep)
-    texts.check()
-
-
-def test_a_sequence_without_computed_tokens_keeps_none():
-    sequence = (cache := make([SPEC])).add_sequence(range(8))
-    with pytest.raises(ShapeError, match="0 computed tokens: give an empty list"):
-        cache.compact(sequence, [0])
-    cache.compact(sequence, [])
-
-
-def test_groups_must_keep_equal_numbers():
-    cache = make([SPEC, OTHER])
-    sequence = cache.add_sequence(range(8))
-    advance(cache, [sequence], 8)
-    with pytest.raises(ShapeError, match="equal numbers"):
-        cache.compact(sequence, [[1, 2], [3]])
-
-
-def test_sequences_in_flight_or_swapped_out_are_refused():
-    texts, sequence = prefilled()
-    texts.append(sequence, [1])
-    batch = texts.cache.prepare([sequence], 1)
-    with pytest.raises(InvalidSequence, match="in flight"):
-        texts.cache.compact(sequence, [0])
-    texts.cache.abandon(batch)
-    texts.check()
-    space = SwapSpace(texts.cache, num_blocks=9)
-    texts.cache.swap_out(sequence, space)
-    with pytest.raises(InvalidSequence, match="swapped out"):
-        texts.cache.compact(sequence, [0])
-    texts.cache.swap_in(sequence)
-    texts.check()
-
-
-def test_caches_that_cannot_be_compacted_are_refused():
-    for options, message in (
-        ({"layers": [SPEC, WINDOWED]}, "group 1 has a window of 6"),
-        ({"layers": [SPEC], "scrub": True}, "scrub"),
-        ({"layers": [Planes(Plane("page", (8,), "float32", per="block"))]}, "page per block"),
-    ):
-        cache = make(**options)
-        sequence = cache.add_sequence(range(8))
-        advance(cache, [sequence], 8)
-        with pytest.raises(UnsupportedOption, match=message):
-            cache.compact(sequence, [0, 5])
-        cache.check_invariants()
-
-
-def test_bounds_of_quantised_keys_are_not_renewed():
-    spec = AttentionSpec(2, 16, format="float8_token", key_bounds=True)
-    with pytest.raises(UnsupportedOption, match="in a format"):
-        moves_of(KVPool(spec, 1, 4))
 
 
 def walk(seed, steps, **options):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from pagecore import LatentSpec, StateSpec, SwapSpace, UnsupportedOption
+from tests.cache.caches import learn
 from tests.cache.hybrid_models import MODELS
 from tests.cache.state_rules import StateRules
 from tests.cache.test_prefix_machine import BLOCK, PrefixMachine, made
@@ -126,7 +127,7 @@ class HybridMachine(StateRules, PrefixMachine):
                 self.cache.commit(batch, [n - (not self.is_decode(n)) for n in counts])
             assert self.cache.stats() == before
         if data.draw(st.booleans()):
-            self.learn(sequences, accepted)
+            learn(self.cache, self.twins, sequences, accepted)
         self.cache.commit(batch, accepted if end == "reject" else None)
         for sequence, count, kept in zip(sequences, counts, accepted, strict=True):
             self.twins[sequence].accept(count, kept)

@@ -15,6 +15,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from pagecore import AttentionSpec, UnsupportedOption
 from pagecore.cache import SwapSpace
 from pagecore.cache.prefix._prefix import cached_blocks
+from tests.cache.caches import learn
 from tests.cache.tree_rules import TreeRules, segments
 from tests.faults import is_full
 from tests.machines import drawn
@@ -149,7 +150,7 @@ class PrefixMachine(TreeRules):
         accepted = [data.draw(st.integers(0, n)) for n in counts] if end == "reject" else counts
         is_late = data.draw(st.booleans())
         if not is_late:
-            self.learn(sequences, accepted)
+            learn(self.cache, self.twins, sequences, accepted)
         self.cache.commit(batch, accepted if end == "reject" else None)
         for sequence, count, kept in zip(sequences, counts, accepted, strict=True):
             self.twins[sequence].accept(count, kept)
@@ -176,22 +177,11 @@ class PrefixMachine(TreeRules):
             np.testing.assert_allclose(found[first : first + n], expected, rtol=0, atol=2e-5)
             first += n
 
-    def learn(self, sequences, counts):
-        """Return the ids of tokens that are computed or in flight."""
-        missing = []
-        for sequence, count in zip(sequences, counts, strict=True):
-            twin = self.twins[sequence]
-            end = max(twin.known, twin.computed + count)
-            missing.append(twin.planned(end)[twin.known :])
-            twin.known = end
-        if any(missing):
-            self.cache.append_tokens(sequences, missing)
-
     @precondition(lambda self: self.twins)
     @rule(data=st.data())
     def learn_late(self, data):
         sequences = self.pick(data, list(self.twins), most=4)
-        self.learn(sequences, [0] * len(sequences))
+        learn(self.cache, self.twins, sequences, [0] * len(sequences))
 
     def diverge(self, data, twin):
         if data.draw(st.booleans()):

@@ -2,79 +2,15 @@
 
 import numpy as np
 import pytest
-from hypothesis import settings
 
-from pagecore import AttentionSpec, KVLayout, PagedKVCache, SwapSpace
+from pagecore import PagedKVCache, SwapSpace
 from pagecore.cache import PagedCacheConfig, make_cache
 from pagecore.cache.memory.store import Store
-from pagecore.cache.swap._swap import stored_blocks
-from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
-from tests.cache import test_prefix_machine
+from pagecore.errors import ShapeError, UnsupportedOption
 from tests.cache.caches import SPEC, WINDOWED, advance, make, owned_memory
+from tests.cache.marked import LAYOUTS, MARKERS, compute, dirty, mark, numbers_in_flight, numbers_of
 from tests.cache.swaps import Labelled
-from tests.faults import is_full, lines_of, raise_at
-from tests.machines import drawn
 from tests.together import together
-
-LAYOUTS = ["layerwise", "blockwise", KVLayout("blockwise", "NHD"), "BNHD", "BHND", "CBNHD", "LBNHD", "NBHD"]
-MARKERS = {"a": 3.0, "b": 5.0}
-
-
-def marked_step(cache, sequences, counts, marker, **options):
-    """Prepare a step and write a marker to every plane of its slots."""
-    batch = cache.prepare(sequences, counts, **options)
-    mark(cache, batch, marker)
-    return batch
-
-
-def mark(cache, batch, marker, tokens=slice(None)):
-    """Write a marker to the slots of some tokens of a step, in every plane of every layer."""
-    for group, pool in enumerate(cache._parts.store.pools):
-        slots = np.asarray(batch.host.slot_mappings[group])[: batch.num_tokens][tokens]
-        slots = slots[slots >= 0]
-        for plane in pool.planes():
-            array = plane.numpy()
-            if array.shape[1:2] == (cache.block_size,):
-                array[slots // cache.block_size, slots % cache.block_size] = marker
-            else:
-                array[slots // cache.block_size] = marker
-
-
-def compute(cache, sequences, counts, marker, **options):
-    cache.commit(marked_step(cache, sequences, counts, marker, **options))
-
-
-def numbers_of(cache, sequence):
-    """Return all values in all slots of a sequence's blocks, including spare ones, in every plane and layer."""
-    if sequence.is_swapped:
-        pools, rows = sequence.swap_space.kv_pools, stored_blocks(sequence)
-    else:
-        tables = [cache._parts.tables.blocks(sequence.row, group) for group in range(cache.num_groups)]
-        pools, rows = cache._parts.store.pools, tables
-    found = set()
-    for pool, row in zip(pools, rows, strict=True):
-        for plane in pool.planes():
-            found |= set(np.unique(plane.numpy()[row[row != 0]].astype(np.float64)).tolist())
-    return found
-
-
-def numbers_in_flight(cache, sequence, count):
-    """Return the values in a sequence's blocks after a step has taken blocks and before it writes."""
-    batch = cache.prepare([sequence], count)
-    found = numbers_of(cache, sequence)
-    assert batch.in_flight
-    return found
-
-
-def dirty(layers=SPEC, *, tokens=16, **options):
-    """Return a cache whose free blocks a removed sequence of another namespace has filled with a marker."""
-    cache = make(layers, **{"scrub": True, "num_blocks": 9} | options)
-    sequence = cache.add_sequence(range(tokens), namespace="a")
-    compute(cache, [sequence], tokens, MARKERS["a"])
-    assert numbers_of(cache, sequence) == {MARKERS["a"]}
-    cache.remove(sequence)
-    cache.clear_prefix_cache()
-    return cache
 
 
 @together("layout", LAYOUTS)
@@ -234,98 +170,6 @@ def test_swapped_blocks_carry_no_value_of_another_namespace_in_either_direction(
     assert numbers_in_flight(cache, third, 28) <= {0.0, MARKERS["a"]}
 
 
-def test_blocks_that_a_failed_swap_in_half_filled_are_zeroed_for_every_namespace(monkeypatch):
-    cache = make(scrub=True, num_blocks=9)
-    space = SwapSpace(cache, num_blocks=9)
-    second = cache.add_sequence(range(9), namespace="b")
-    compute(cache, [second], 9, MARKERS["b"])
-    cache.swap_out(second, space)
-    cache.clear_prefix_cache()
-    first = cache.add_sequence(range(32), namespace="a")
-    compute(cache, [first], 32, MARKERS["a"])
-    cache.remove(first)
-
-    def half_moved(sources, targets, pairs, **options):
-        for target in targets[:1]:
-            target.numpy()[pairs[:, 1]] = MARKERS["b"]
-        raise NotEnoughMemory("the copy stopped half-way")
-
-    cache.clear_prefix_cache()
-    with monkeypatch.context() as broken:
-        broken.setattr("pagecore.cache.swap._swap.transfer_blocks", half_moved)
-        with pytest.raises(NotEnoughMemory, match="half-way"):
-            cache.swap_in(second)
-    assert second.is_swapped
-    again = cache.add_sequence(range(32), namespace="a")
-    assert numbers_in_flight(cache, again, 32) <= {0.0, MARKERS["a"]}
-    assert cache.stats().num_scrubbed_blocks == 6, "3 of them were b's before a filled them"
-
-
-# -- failures --------------------------------------------------------------------------------------------------------
-
-
-def test_a_step_whose_blocks_cannot_be_zeroed_is_undone(monkeypatch):
-    cache = dirty([SPEC, WINDOWED])
-    sequence = cache.add_sequence(range(13), namespace="b")
-    before = cache.stats()
-    with monkeypatch.context() as broken:
-
-        def refuse(*given):
-            raise NotEnoughMemory("nothing was zeroed")
-
-        broken.setattr(Store, "zero", refuse)
-        with pytest.raises(NotEnoughMemory, match="nothing was zeroed"):
-            cache.prepare([sequence], 13)
-    assert (cache.stats(), sequence.num_computed_tokens) == (before, 0)
-    cache.check_invariants()
-    assert numbers_in_flight(cache, sequence, 13) == {0.0}
-
-
-def test_the_target_of_a_copy_that_failed_is_zeroed_for_its_last_tenant_too(monkeypatch):
-    cache = dirty(tokens=32)
-    parent = cache.add_sequence(range(6), namespace="b")
-    compute(cache, [parent], 6, MARKERS["b"])
-    child = cache.fork(parent)
-
-    def half_copied(store, group, pairs, *stream):
-        store.pools[group].key(0).numpy()[pairs[:, 1]] = MARKERS["b"]
-        raise NotEnoughMemory("the copy stopped half-way")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(Store, "copy", half_copied)
-        with pytest.raises(NotEnoughMemory, match="half-way"):
-            cache.prepare([child], 1)
-    cache.remove(child)
-    cache.remove(parent)
-    cache.clear_prefix_cache()
-    again = cache.add_sequence(range(32), namespace="a")
-    assert numbers_in_flight(cache, again, 32) == {0.0, MARKERS["a"]}
-
-
-@pytest.mark.slow
-def test_an_interrupt_at_any_line_of_a_step_leaves_no_value_of_another_namespace():
-    def ready():
-        cache = dirty([SPEC, WINDOWED], tokens=28)
-        parent = cache.add_sequence(range(6), namespace="b")
-        compute(cache, [parent], 6, MARKERS["b"])
-        child = cache.fork(parent)
-        return cache, parent, child, lambda: cache.prepare([parent, child], [5, 9])
-
-    total = lines_of(ready()[-1])
-    for n in range(1, total + 1):
-        cache, parent, child, call = ready()
-        run = raise_at(call, n, error=KeyboardInterrupt)
-        assert run.reached
-        cache.check_invariants()
-        assert numbers_of(cache, parent) | numbers_of(cache, child) <= {0.0, MARKERS["b"]}
-        with child, parent:
-            assert numbers_in_flight(cache, parent, 5) <= {0.0, MARKERS["b"]}
-            assert numbers_in_flight(cache, child, 9) <= {0.0, MARKERS["b"]}
-        cache.clear_prefix_cache()
-        last = cache.add_sequence(range(28), namespace="a")
-        assert numbers_in_flight(cache, last, 28) <= {0.0, MARKERS["a"]}
-
-
 # -- what is refused, and what is made -------------------------------------------------------------------------------
 
 
@@ -384,109 +228,6 @@ def test_tenants_without_a_block_are_forgotten():
     cache.commit(batch)
     assert cache.stats().num_scrubbed_blocks == 0
     cache.check_invariants()
-
-
-# -- at random -------------------------------------------------------------------------------------------------------
-
-NAMES = [None, "a", "b", 1, True]
-
-
-def shown_marker(namespace):
-    return 1.0 + [(type(name), name) for name in NAMES].index((type(namespace), namespace))
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_rows_hold_no_value_of_another_namespace_throughout_a_random_walk(seed):
-    random = np.random.default_rng(seed)
-    layers = [[SPEC], [SPEC, WINDOWED], [WINDOWED, AttentionSpec(1, 4, 8, dtype="float16", num_query_heads=1)]][
-        seed % 3
-    ]
-    cache = make(
-        layers,
-        num_blocks=12,
-        max_sequences=6,
-        scrub=True,
-        layout=LAYOUTS[seed % len(LAYOUTS)],
-        prefix_cache=seed % 4 > 0,
-    )
-    space, tenants = SwapSpace(cache, num_blocks=8), {}
-
-    def pick(is_swapped=False):
-        among = [one for one in tenants if one.is_swapped == is_swapped]
-        count = min(len(among), int(random.integers(1, 3)))
-        return [among[i] for i in random.permutation(len(among))[:count]]
-
-    def add():
-        if cache.num_sequences < 6:
-            namespace = NAMES[random.integers(len(NAMES))]
-            tenants[cache.add_sequence(random.integers(0, 2, random.integers(0, 30)), namespace=namespace)] = namespace
-
-    def step():
-        listed = pick()
-        counts = [int(random.integers(0, 12)) for _ in listed]
-        fits = all(one.num_computed_tokens + n <= 44 for one, n in zip(listed, counts, strict=True))
-        batch = cache.try_prepare(listed, counts) if fits else None
-        if batch is None:
-            return
-        expect()
-        begin = 0
-        for one, count in zip(listed, counts, strict=True):
-            if random.random() < 0.7:
-                mark(cache, batch, shown_marker(tenants[one]), slice(begin, begin + count))
-            begin += count
-        if random.random() < 0.3:
-            cache.abandon(batch)
-            return
-        if random.random() < 0.1 and listed:
-            remove(listed[0])
-        cache.commit(batch, [int(random.integers(0, n + 1)) for n in counts] if random.random() < 0.4 else None)
-
-    def fork():
-        if pick() and cache.num_sequences < 6:
-            parent = pick()[0]
-            tenants[cache.fork(parent)] = tenants[parent]
-
-    def reorder():
-        listed = pick()
-        parents = [pick()[0] for _ in listed]
-        cache.reorder(listed, parents)
-        tenants.update(dict(zip(listed, [tenants[one] for one in parents], strict=True)))
-
-    def truncate():
-        for one in pick():
-            try:
-                cache.truncate(one, int(random.integers(0, max(one.num_tokens, one.num_computed_tokens) + 1)))
-            except UnsupportedOption:
-                assert cache.num_groups > 0
-
-    def remove(one=None):
-        for gone in [one] if one else pick(is_swapped=random.random() < 0.3):
-            cache.remove(gone)
-            del tenants[gone]
-
-    def expect():
-        cache.check_invariants()
-        for one, namespace in tenants.items():
-            assert numbers_of(cache, one) <= {0.0, shown_marker(namespace)}
-
-    moves = [add, add, step, step, step, step, fork, reorder, truncate, remove]
-    moves += [lambda: cache.try_swap_out(pick(), space), lambda: cache.try_swap_in(pick(is_swapped=True))]
-    moves += [lambda: cache.clear_prefix_cache() if random.random() < 0.2 else None]
-    for _ in range(250 if is_full() else 120):
-        moves[random.integers(len(moves))]()
-        expect()
-    assert cache.stats().num_scrubbed_blocks > 0
-
-
-class ScrubbedMachine(test_prefix_machine.PrefixMachine):
-    """Assert that a zeroed block is never one that a sequence or the prefix cache still holds."""
-
-    def make_cache(self, layers, **options):
-        return PagedKVCache(layers, **options, scrub=True)
-
-
-TestScrubbedMachine = pytest.mark.slow(drawn(ScrubbedMachine))
-TestScrubbedMachine.settings = settings(max_examples=40 if is_full() else 15, stateful_step_count=40, deadline=None)
 
 
 def test_a_step_without_tokens_zeroes_nothing():

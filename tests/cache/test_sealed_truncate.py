@@ -8,9 +8,9 @@ import pytest
 
 from pagecore import AttentionSpec, OutOfBlocks, PagedKVCache, SwapSpace, UnsupportedOption
 from pagecore.cache.memory import sealer
+from tests.cache.marked import compute, numbers_of
 from tests.cache.sealing import BLOCK, RESIDUAL, SPEC, Driver, numbers
 from tests.cache.swaps import poison
-from tests.cache.test_scrub import compute, numbers_of
 from tests.ops import kivi_twin
 from tests.together import together
 

@@ -8,6 +8,7 @@ import pytest
 
 from pagecore import AttentionSpec, OutOfBlocks, PagedKVCache, StateSpec, SwapSpace, UnsupportedOption, hadamard
 from pagecore.tiers.host.tier import HostTier
+from tests.cache.caches import learn
 from tests.cache.hybrid_models import around
 from tests.cache.sealing import as_read, restored, sealed_after
 from tests.cache.state_rules import StateRules
@@ -176,13 +177,13 @@ class Walk(StateRules):
         accepted = [int(self.random.integers(self.least(n), n + 1)) for n in counts] if rejects else counts
         is_late = self.random.random() < 0.3
         if not is_late:
-            self.learn(sequences, accepted)
+            learn(self.cache, self.twins, sequences, accepted)
         self.cache.commit(batch, accepted if rejects else None)
         for twin, count, kept in zip(twins, counts, accepted, strict=True):
             twin.accept(count, kept)
             twin.sealed = sealed_after(twin.computed, twin.sealed, self.residual, BLOCK)
         if is_late:
-            self.learn(sequences, [0] * len(sequences))
+            learn(self.cache, self.twins, sequences, [0] * len(sequences))
 
     def verify(self):
         """Compute a tree of drafts, and accept one of its paths."""
@@ -211,7 +212,7 @@ class Walk(StateRules):
         twin.known = min(twin.known, twin.computed) if len(path) < len(parents) else twin.known
         twin.computed += len(path)
         twin.sealed = sealed_after(length, twin.sealed, self.residual, BLOCK)
-        self.learn([sequence], [0])
+        learn(self.cache, self.twins, [sequence], [0])
 
     def least(self, count):
         return 0 if self.rules is None else self.least_accepted(count)
@@ -249,15 +250,6 @@ class Walk(StateRules):
                 expected = turned(spec, expected.astype(np.float32))
                 np.testing.assert_allclose(found[first : first + n], expected, rtol=0, atol=5e-5)
                 first += n
-
-    def learn(self, sequences, counts):
-        """Return the ids of tokens that are computed or in flight."""
-        for sequence, count in zip(sequences, counts, strict=True):
-            twin = self.twins[sequence]
-            end = max(twin.known, twin.computed + count)
-            if end > twin.known:
-                self.cache.append_tokens(sequence, twin.planned(end)[twin.known :])
-                twin.known = end
 
     def truncate(self):
         if not self.resident():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from pagecore import AttentionSpec, ShapeError, UnsupportedOption
+from tests.cache.caches import learn
 from tests.cache.machine import SequenceMachine
 from tests.reference.trees import ancestors, depths_of
 
@@ -96,7 +97,7 @@ class TreeRules(SequenceMachine):
         drawn = data.draw(st.lists(st.integers(0, 1), min_size=len(parents), max_size=len(parents)))
         new = drawn[len(pending) :]
         if new and data.draw(st.booleans()):
-            self.learn([sequence], [0])
+            learn(self.cache, self.twins, [sequence], [0])
             self.cache.append_tokens([sequence], [new])
             twin.ids = [*twin.ids[: twin.known], *new]
             twin.known += len(new)

@@ -16,6 +16,7 @@ from pagecore import (
     TensorParallel,
     UnsupportedOption,
 )
+from tests.cache.caches import learn
 from tests.cache.walk_model import Twin, digest, draw_layers
 
 NAMES = [None, None, "adapter", ("adapter", 1)]
@@ -166,7 +167,7 @@ class Walk:
         ]
         self.write(batch, sequences, numbers)
         if self.random.integers(2):
-            self.learn(sequences, counts)
+            learn(self.cache, self.twins, sequences, counts)
         self.cache.commit(batch)
         for sequence, new in zip(sequences, numbers, strict=True):
             self.twins[sequence].numbers += new
@@ -214,23 +215,14 @@ class Walk:
             if isinstance(spec, StateSpec)
         ]
 
-    def learn(self, sequences, counts):
-        missing = []
-        for sequence, count in zip(sequences, counts, strict=True):
-            twin = self.twins[sequence]
-            end = max(twin.known, twin.computed + count)
-            missing.append(twin.planned(end)[twin.known :])
-            twin.known = end
-        self.cache.append_tokens(sequences, missing)
-
     def learn_late(self):
         sequences = self.pick(3, list(self.twins))
-        self.learn(sequences, [0] * len(sequences))
+        learn(self.cache, self.twins, sequences, [0] * len(sequences))
 
     def revoke(self, sequence, first):
         """Revoke what a sequence has computed from token `first` on, and compute some of it again."""
         twin, size = self.twins[sequence], self.cache.block_size
-        self.learn([sequence], [0])
+        learn(self.cache, self.twins, [sequence], [0])
         if twin.computed // size > first // size:
             options = {"namespace": twin.namespace, "spans": twin.spans}
             affected = self.cache.revoke_prefix(twin.planned(twin.computed), valid=first, **options)

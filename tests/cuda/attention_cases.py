@@ -17,6 +17,7 @@ INDICES = ("block_table", "seq_lens", "rows", "cu_query_lens")
 BF16 = {"query_dtype": "bfloat16", "cache_dtype": "bfloat16"}
 F16 = {"query_dtype": "float16", "cache_dtype": "float16"}
 MIXED = Shape(seq_lens=(200, 77, 5, 0, 130, 33), query_lens=(33, 77, 1, 0, 2, 33), heads=(8, 2), dims=(64, 64), **BF16)
+DECODED = Shape(seq_lens=(2500, 900), heads=(8, 2), dims=(64, 64), **BF16)
 
 SINKS = np.linspace(-2, 3, 8, dtype=np.float32)
 SLOPES = (2.0 ** -np.arange(1, 9)).astype(np.float32)

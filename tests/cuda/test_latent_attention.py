@@ -13,7 +13,7 @@ from pagecore import errors, latent_attention, plan_attention
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
 from tests.ops.cases import DTYPES, assert_lse_close, assert_output_close
-from tests.ops.test_latent_attention import FORMATS, Case, make_case
+from tests.ops.latent_cases import FORMATS, Case, make_case
 from tests.reference import latent as reference
 
 LISTS = ("block_table", "seq_lens", "indices", "index_lens", "rows", "cu_query_lens")

@@ -10,8 +10,8 @@ import pytest
 from pagecore import AttentionSpec, score_blocks, score_tokens, select
 from pagecore.errors import DeviceError, OutOfBlocks
 from tests.cache.caches import SPEC, make, normal
-from tests.cache.test_compact import OTHER, Texts
 from tests.cache.test_sparse_layers import CHANNELS, SPARSE
+from tests.cache.texts import OTHER, Texts
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
 from tests.reference.attention import paged_attention as reference

@@ -14,7 +14,7 @@ from tests.cuda.test_latent_attention import check
 from tests.emulator.build import SOURCES
 from tests.emulator.faults import Fault
 from tests.emulator.runtime import EmulatedRuntime
-from tests.ops.test_latent_attention import make_case
+from tests.ops.latent_cases import make_case
 
 pytestmark = pytest.mark.slow
 

@@ -23,8 +23,8 @@ from tests.emulator.build import SOURCES
 from tests.emulator.mutants import mutants, survivors
 from tests.ops.cases import Shape, make_case
 from tests.ops.format_cases import make_format_case
+from tests.ops.latent_cases import make_case as make_latent_case
 from tests.ops.sealed_cases import keep_sealed, make_sealed_case
-from tests.ops.test_latent_attention import make_case as make_latent_case
 
 DECODE = Shape(seq_lens=(700, 37, 0, 129, 5), heads=(8, 2), block_size=5, **BF16)
 MIXED = Shape(seq_lens=(300, 77, 5, 0, 130, 64), query_lens=(40, 77, 1, 0, 2, 64), heads=(8, 2), **BF16)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from pagecore import ops
 from pagecore.arrays.dtypes.formats import FORMATS
@@ -19,6 +20,10 @@ from tests.reference import attention as reference
 
 # Dims that every format can store.
 DIMS = (64, 96)
+# Steps of a batch: prompts and decode rows, or decode rows alone.
+MIXED: dict[str, Any] = {"seq_lens": (70, 33, 1, 16, 300, 0), "query_lens": (7, 1, 1, 16, 40, 2)}
+DECODE: dict[str, Any] = {"seq_lens": (70, 33, 1, 300, 0)}
+EVERY_FORMAT = pytest.mark.parametrize("format", FORMATS)
 
 
 @dataclass

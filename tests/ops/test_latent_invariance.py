@@ -11,7 +11,7 @@ import pytest
 import pagecore
 from pagecore import gather_latent, latent_attention, plan_attention, write_latent
 from tests.ops.instruction_sets import on_every_isa
-from tests.ops.test_latent_attention import FORMATS, Case, make_case
+from tests.ops.latent_cases import FORMATS, Case, make_case
 from tests.thinning import in_turn
 
 pytestmark = pytest.mark.slow

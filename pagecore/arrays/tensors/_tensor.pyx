@@ -10,60 +10,27 @@ from cpython.buffer cimport (
     PyBUF_STRIDES,
     PyBUF_WRITABLE,
     Py_buffer,
-    PyObject_CheckBuffer,
 )
-from cpython.object cimport PyObject, PyObject_TypeCheck, PyTypeObject
-from cpython.pycapsule cimport PyCapsule_CheckExact
-from libc.stdint cimport int64_t, uintptr_t
+from libc.stdint cimport uintptr_t
 from libc.string cimport memcpy
 
-from pagecore.arrays.dtypes.codes cimport CPU, CUDA, kDTypes
-from pagecore.arrays.exchange._exchange cimport (
-    Exchange,
-    Span,
-    exchange_of,
-    export_capsule,
-    import_buffer,
-    import_capsule,
-    import_exchange,
-    import_producer,
-    span_of,
-)
-from pagecore.arrays.tensors._memory cimport Allocation, allocate
-from pagecore.arrays.views._shapes cimport apply_axes, apply_index, apply_shape, read_integers
-from pagecore.arrays.views.array_view cimport (
-    ArrayView,
-    check_layout,
-    checked_element_count,
-    element_count,
-    is_contiguous,
-    item_bytes,
-    kMaxDims,
-    set_contiguous_strides,
-)
+from pagecore.arrays.dtypes.codes cimport CPU, kDTypes
+from pagecore.arrays.exchange._exchange cimport Span, export_capsule, span_of
+from pagecore.arrays.views._shapes cimport apply_axes, apply_index, apply_shape
+from pagecore.arrays.views.array_view cimport ArrayView
 
 import numpy as np
 
-from pagecore.arrays.dtypes.dtype import DTYPES, as_dtype
+from pagecore.arrays.dtypes.dtype import DTYPES
 from pagecore.arrays.exchange import foreign
 from pagecore.arrays.refusals import ExportRefused
-from pagecore.errors import DeviceError, PagecoreError, ShapeError, UnsupportedOption, shown
+from pagecore.errors import DeviceError, ShapeError, UnsupportedOption, shown
 
-cdef extern from "pagecore/arrays/tensors/numpy_array.hpp" namespace "pagecore" nogil:
-    cdef struct NumPyArray:
-        char* data
-        int ndim
-        Py_ssize_t* shape
-        Py_ssize_t* strides
-        PyObject* descr
-        int flags
-
-    const int kNumPyWriteable
+include "making.pxi"
+include "viewing.pxi"
 
 cdef type _ndarray = np.ndarray
 cdef tuple _dtypes = DTYPES
-# NumPy has one object for each native dtype, so identity finds the code without a call.
-cdef tuple _numpy_dtypes = tuple(dtype.numpy for dtype in DTYPES)
 
 
 @cython.final
@@ -299,73 +266,6 @@ cdef bint is_device(object device, int device_type, int device_id):
         return False
 
 
-cdef Tensor tensor_of(const ArrayView& view, object owner):
-    cdef Tensor tensor = Tensor.__new__(Tensor)
-    tensor.data = view.data
-    tensor.ndim = view.ndim
-    memcpy(tensor.shape_, view.shape, sizeof(tensor.shape_))
-    memcpy(tensor.strides_, view.strides, sizeof(tensor.strides_))
-    tensor.dtype_code = view.dtype
-    tensor.itemsize = item_bytes(view)
-    tensor.device_type = view.device_type
-    tensor.device_id = view.device_id
-    tensor.readonly = view.readonly
-    tensor.owner = owner
-    return tensor
-
-
-cdef Tensor new_tensor(int ndim, const int64_t* shape, int dtype_code, bint zeroed):
-    cdef ArrayView view
-    cdef int i
-    view.dtype = dtype_code
-    cdef int64_t size = checked_element_count(ndim, shape, item_bytes(view))
-    view.ndim = ndim
-    for i in range(ndim):
-        view.shape[i] = shape[i]
-    set_contiguous_strides(view)
-    cdef Allocation memory = allocate(<size_t>(size * item_bytes(view)), zeroed)
-    view.data = memory.memory.data()
-    return tensor_of(view, memory)
-
-
-cdef bint last_axis_contiguous(Tensor tensor) noexcept:
-    cdef int last = tensor.ndim - 1
-    return last < 0 or tensor.shape_[last] <= 1 or tensor.strides_[last] == tensor.itemsize
-
-
-cdef bint contiguous(Tensor tensor) noexcept:
-    return is_contiguous(tensor.view())
-
-
-cdef int64_t size_of(Tensor tensor) noexcept:
-    return element_count(tensor.ndim, tensor.shape_)
-
-
-cdef Tensor tensor_of_numpy(object array):
-    cdef NumPyArray* head = <NumPyArray*><PyObject*>array
-    cdef ArrayView view
-    cdef int i
-    if head.ndim > kMaxDims:
-        raise ShapeError(f"the array has {head.ndim} axes; a tensor has at most {kMaxDims}")
-    view.data = head.data
-    view.ndim = head.ndim
-    for i in range(head.ndim):
-        view.shape[i] = head.shape[i]
-        view.strides[i] = head.strides[i]
-    view.dtype = numpy_dtype_code(<object>head.descr)
-    view.readonly = not head.flags & kNumPyWriteable
-    check_layout(view)
-    return tensor_of(view, array)
-
-
-cdef int numpy_dtype_code(object dtype) except -1:
-    cdef int code
-    for code in range(len(_numpy_dtypes)):
-        if <PyObject*>dtype == <PyObject*>_numpy_dtypes[code]:
-            return code
-    return as_dtype(dtype).code
-
-
 cdef bint needs_contiguous(int flags) noexcept:
     cdef int kind
     for kind in (PyBUF_C_CONTIGUOUS, PyBUF_F_CONTIGUOUS, PyBUF_ANY_CONTIGUOUS):
@@ -379,86 +279,3 @@ cdef Tensor copy_of(Tensor tensor):
     cdef Tensor copied = new_tensor(tensor.ndim, tensor.shape_, tensor.dtype_code, False)
     copied.numpy()[...] = tensor.numpy()
     return copied
-
-
-cpdef Tensor as_tensor(object obj):
-    """Return a zero-copy view of an array.
-
-    Parameters
-    ----------
-    obj : Tensor, numpy.ndarray, torch.Tensor, jax.Array, cupy.ndarray, any DLPack producer, a DLPack capsule, an
-        object with an array interface, or one with the buffer protocol
-        Up to 8 axes and a dtype of the table. A Tensor is returned as it is.
-
-    Returns
-    -------
-    Tensor
-        A view of the same memory, which it keeps alive. It is read-only if the source is; JAX arrays always are. CUDA
-        memory is viewed without waiting for its streams. A later change of the memory of the source (``tensor.data =``
-        in torch, ``resize`` in NumPy) does not change the view.
-
-    Raises
-    ------
-    UnsupportedDtype
-        The dtype is not in the table, or `obj` (a list, a number, None) has no memory to view.
-    ShapeError, DeviceError
-        More than 8 axes or sizes past 2^63; a device other than the host and CUDA.
-    UnsupportedOption
-        A view would silently lose gradients or a mask, or the producer fails to export (then also a BufferError).
-    """
-    cdef ArrayView view
-    cdef Exchange exchange
-    if type(obj) is Tensor:
-        return <Tensor>obj
-    if type(obj) is _ndarray:
-        return tensor_of_numpy(obj)
-    exchange = exchange_of(type(obj))
-    if exchange is not None:
-        owner = import_exchange(obj, exchange, &view)
-        return tensor_of(view, owner)
-    try:
-        return foreign_tensor(obj)
-    except (PagecoreError, MemoryError):
-        raise
-    except Exception as error:
-        raise ExportRefused(f"the {type(obj).__name__} cannot be viewed: {shown(error)}") from error
-
-
-cdef Tensor foreign_tensor(object obj):
-    cdef ArrayView view
-    if PyObject_TypeCheck(obj, <PyTypeObject*>_ndarray):  # isinstance would accept a false __class__
-        return tensor_of_numpy(foreign.without_mask(obj))
-    if PyCapsule_CheckExact(obj):
-        owner = import_capsule(obj, &view)
-        return tensor_of(view, owner)
-    if isinstance(obj, (np.generic, type)):
-        raise foreign.not_viewable(obj)
-    if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
-        owner = import_producer(obj, &view)
-        return tensor_of(view, owner)
-    if hasattr(obj, "__cuda_array_interface__"):
-        return tensor_at(foreign.read_cuda_interface(obj), obj)
-    if hasattr(obj, "__array_interface__"):
-        return tensor_of_numpy(foreign.numpy_without_copy(obj))
-    if PyObject_CheckBuffer(obj):
-        owner = import_buffer(obj, &view)
-        return tensor_of(view, owner)
-    raise foreign.not_viewable(obj)
-
-
-cdef Tensor tensor_at(tuple interface, object owner):
-    """Return a view of CUDA memory described by an array interface. Interfaces lack a device; device 0 is assumed."""
-    pointer, shape, strides, dtype, readonly = interface
-    cdef ArrayView view
-    view.data = <char*><uintptr_t>pointer
-    view.dtype = dtype.code
-    view.device_type = CUDA
-    view.readonly = readonly
-    view.ndim = read_integers(shape, view.shape, "shape")
-    checked_element_count(view.ndim, view.shape, item_bytes(view))
-    if strides is None:
-        set_contiguous_strides(view)
-    elif read_integers(strides, view.strides, "strides") != view.ndim:
-        raise ShapeError(f"{strides} are not {view.ndim} strides")
-    check_layout(view)
-    return tensor_of(view, owner)

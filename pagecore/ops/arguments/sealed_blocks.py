@@ -9,8 +9,8 @@ class SealedBlocks(NamedTuple):
     """Codes and scales of sealed blocks, with their block table.
 
     `seal_kv` fills the first four arrays; `paged_attention` reads all. Codes of 2 bits are the format "kivi2", those of
-    4 bits "kivi4"; `bits` below is 2 or 4, independently for keys and values. Groups divide the block size for keys,
-    and the head dim, in multiples of 16, for values.
+    4 bits "kivi4" (KIVI; see `seal_kv`). `bits` below is 2 or 4, independently for keys and values. Groups divide the
+    block size for keys, and the head dim, in multiples of 16, for values.
 
     Attributes
     ----------

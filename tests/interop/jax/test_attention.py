@@ -7,38 +7,21 @@ import pytest
 
 from pagecore.errors import PagecoreError
 from tests.interop.jax.on_jax import attend, check, laid_out
+from tests.ops import test_attention_options as on_host
 from tests.ops.cases import DTYPES, Shape, assert_output_close, make_case, random_mask
 from tests.ops.trees import tree_case
 
 LENS = {"seq_lens": (70, 33, 1, 16), "query_lens": (7, 1, 1, 16)}
 DECODE = {"seq_lens": (70, 33, 1, 150)}
 BATCHES = pytest.mark.parametrize("lens", [LENS, DECODE], ids=["mixed", "decode"])
-SLOPES = np.asarray([0.5, 0.25, 0.125, 0.0625], np.float32)
-SINKS = np.asarray([1.5, -2.0, 4.0, 0.0], np.float32)
+SHARED = ["not causal", "scale", "window", "softcap", "sinks", "alibi", "key scale", "scales by head", "all"]
 OPTIONS = {
     "none": {},
-    "not causal": {"causal": False},
-    "scale": {"scale": 0.3},
-    "window": {"window": 20},
     "chunk": {"chunk": 16},
     "sink tokens": {"window": 9, "sink_tokens": 3},
     "two sides": {"window": (5, 7), "causal": False},
     "one side": {"window": (None, 3), "causal": False},
-    "softcap": {"softcap": 30.0},
-    "sinks": {"sinks": SINKS},
-    "alibi": {"alibi_slopes": SLOPES},
-    "key scale": {"key_scale": 0.37},
-    "scales by head": {"key_scale": [0.5, 2.0], "value_scale": np.asarray([3.0, 0.1])},
-    "all": {
-        "window": (30, 3),
-        "causal": False,
-        "softcap": 5.0,
-        "sinks": SINKS,
-        "alibi_slopes": SLOPES,
-        "key_scale": [0.5, 2.0],
-        "value_scale": 0.7,
-        "scale": 0.2,
-    },
+    **{name: on_host.OPTIONS[name] for name in SHARED},
 }
 
 
@@ -53,7 +36,7 @@ def test_every_option_equals_the_oracle(jax, interop, lens, options):
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 def test_every_dtype_and_layout_equals_the_oracle(jax, interop, query_dtype, cache_dtype, layout):
     shape = Shape(query_dtype=query_dtype, cache_dtype=cache_dtype, layout=layout, dims=(64, 48), **LENS)
-    check(jax, interop, make_case(shape, window=40, softcap=20.0, sinks=SINKS), layout)
+    check(jax, interop, make_case(shape, window=40, softcap=20.0, sinks=on_host.SINKS), layout)
 
 
 @BATCHES
@@ -70,7 +53,7 @@ def test_rows_of_a_larger_table_and_padding(jax, interop, lens):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sinks_and_slopes_have_any_float_dtype(jax, interop, dtype):
-    options = {"sinks": SINKS.astype(DTYPES[dtype]), "alibi_slopes": SLOPES.astype(DTYPES[dtype])}
+    options = {"sinks": on_host.SINKS.astype(DTYPES[dtype]), "alibi_slopes": on_host.SLOPES.astype(DTYPES[dtype])}
     check(jax, interop, make_case(Shape(**LENS), **options))
 
 

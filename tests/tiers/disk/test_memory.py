@@ -18,9 +18,12 @@ STRIDE = 1 if is_full() else 9
 
 
 class Filled:
-    """A store with entries 0 to 5, of which 5 is damaged, and two free slots."""
+    """A store with entries 0 to 5, of which 5 is damaged, and two free slots; `submit_all` needs a `gated` one.
 
-    def __init__(self, folder):
+    The thread of a gated store calls Python, which ends the process if it cannot allocate meanwhile.
+    """
+
+    def __init__(self, folder, *, gated=False):
         self.may_move = threading.Event()
         self.may_move.set()
 
@@ -28,7 +31,7 @@ class Filled:
             if offset >= TABLE:  # the table is locked while it is written
                 self.may_move.wait()
 
-        self.store = open_store(folder, slots=8, threads=1, ops=FileOps(wait, wait))
+        self.store = open_store(folder, slots=8, threads=1, ops=FileOps(wait, wait) if gated else None)
         put(self.store, range(6), before=[])
         (slab,) = self.store.path.glob("*.slab")
         slot = self.store._lanes[0].entries[keys_of(self.store, [5]).tobytes()]
@@ -78,14 +81,14 @@ class Filled:
 
 
 def test_a_poll_without_memory_is_made_up_for_by_the_next(tmp_path_factory):
-    filled = Filled(tmp_path_factory.mktemp("whole"))
+    filled = Filled(tmp_path_factory.mktemp("whole"), gated=True)
     filled.submit_all()
     expected = filled.ends()
     assert [ok for ok, _, _ in expected[0]][1] == [True, True, False, False]
 
     def polled(n):
         nonlocal filled
-        filled = Filled(tmp_path_factory.mktemp("poll"))
+        filled = Filled(tmp_path_factory.mktemp("poll"), gated=True)
         filled.submit_all()
         return fail_allocation(lambda: polls.__setitem__(0, filled.store.poll()), n)
 

@@ -12,7 +12,7 @@ from pagecore.tiers.engine import IpcHandle, export_ipc, open_ipc
 from pagecore.tiers.engine.geometry import packed
 from tests.arrays.fake_runtime import FakeRuntime
 from tests.emulator.runtime import EmulatedRuntime
-from tests.tiers.engine.test_registry import LAYOUTS
+from tests.tiers.engine.engines import LAYOUTS
 
 SPEC = AttentionSpec(2, 8, 12, "float16")
 LAYERS, BLOCKS, SIZE = 3, 5, 4

@@ -26,7 +26,7 @@ from tests.faults import is_full
 from tests.machines import drawn
 from tests.tiers.events.following import contents, ids, state_of
 from tests.tiers.memory_store import MemoryStore
-from tests.tiers.remote.test_resp import command
+from tests.tiers.remote.resp_servers import command
 
 require("msgspec")
 require("zmq")

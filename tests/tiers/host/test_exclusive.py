@@ -13,7 +13,7 @@ from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.manager.tiers import Tiers
 from tests.tiers.events.following import FULL, STATE
-from tests.tiers.host.test_host_tier import cached, serve
+from tests.tiers.host.caches import cached, serve
 from tests.tiers.memory_store import MemoryStore
 
 SPANS = [(1, 7, b"cat"), (9, 11, -5)]

@@ -2,37 +2,23 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, rule
 
-from pagecore import AttentionSpec, PagedKVCache
-from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.manager.stores import StoreSide
 from tests.faults import is_full
 from tests.machines import drawn
 from tests.tiers.manager.plain_host import NO_DEVICE, PlainHost
+from tests.tiers.manager.request_rules import NAMESPACES, RequestRules, prompts
+from tests.tiers.manager.request_world import BLOCK, FINGERPRINT
 from tests.tiers.manager.scripted_store import ScriptedStore
 
-BLOCK = 4
-FINGERPRINT = Fingerprint.of(
-    PagedKVCache(AttentionSpec(1, 8), block_size=BLOCK, num_blocks=9, device="none"), model="plain"
-)
-# Prompts that share prefixes: each token is one of two, and the length varies.
-PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=5).map(
-    lambda blocks: np.repeat(np.array([*blocks, 0], np.int32), BLOCK)[: len(blocks) * BLOCK + 1]
-)
-NAMESPACES = st.sampled_from([None, "tenant"])
+PROMPTS = prompts(5)
 
 
-class RequestMachine(RuleBasedStateMachine):
-    def __init__(self):
-        super().__init__()
-        self.now = 0.0
-        self.requests = []
-
+class RequestMachine(RequestRules):
     @initialize(
         kind=st.sampled_from([{}, {"windows": (6,)}, {"states": True}, {"windows": (4, 9), "states": True}]),
         slots=st.integers(4, 20),
@@ -97,49 +83,10 @@ class RequestMachine(RuleBasedStateMachine):
         assert request.num_tokens >= request.num_host_tokens
         assert sum(request.loaded_tokens.values()) <= request.num_tokens
 
-    def open_batches(self):
-        return [(store, ticket) for store in self.stores for ticket in store.batches]
-
-    @precondition(lambda self: self.open_batches())
-    @rule(data=st.data())
-    def finish(self, data):
-        store, ticket = data.draw(st.sampled_from(self.open_batches()))
-        count = len(store.batches[ticket][1])
-        fails = data.draw(st.sets(st.integers(0, count - 1), max_size=2))
-        store.finish(ticket, fails=fails, error="planted" if fails else None)
-
-    @rule(seconds=st.sampled_from([0.5, 20.0]))
-    def wait(self, seconds):
-        self.now += seconds
-
-    @precondition(lambda self: self.requests)
-    @rule(data=st.data(), what=st.sampled_from(["cancel", "release"]))
-    def give_up(self, data, what):
-        request = data.draw(st.sampled_from(self.requests))
-        if what == "cancel":
-            request.cancel()
-        elif request.has_ended:
-            request.release()
-
-    @rule(tokens=PROMPTS, namespace=NAMESPACES, begin=st.integers(0, 5))
-    def remove(self, tokens, namespace, begin):
-        self.side.remove(tokens, namespace, None, begin)
-
     @rule(count=st.integers(1, 8))
     def evict(self, count):
         for lane in range(self.host.num_lanes):
             self.host.evict(lane, count)
-
-    @rule(data=st.data())
-    def lose(self, data):
-        store = data.draw(st.sampled_from(self.stores))
-        if store.entries:
-            del store.entries[data.draw(st.sampled_from(sorted(store.entries)))]
-
-    @rule(data=st.data())
-    def break_or_mend(self, data):
-        store = data.draw(st.sampled_from(self.stores))
-        store.refuses = None if store.refuses else OSError("planted")
 
     @invariant()
     def check(self):

@@ -2,11 +2,10 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, rule
 
 from pagecore.tiers.keys import lane_keys
 from pagecore.tiers.manager.stores import StoreSide
@@ -15,21 +14,17 @@ from tests.faults import is_full
 from tests.machines import drawn
 from tests.tiers.manager.plain_device import PlainDevice, StreamingHost
 from tests.tiers.manager.plain_host import payload
+from tests.tiers.manager.request_rules import NAMESPACES, RequestRules, prompts
 from tests.tiers.manager.request_world import BLOCK, FINGERPRINT, chain_of
 from tests.tiers.manager.scripted_store import ScriptedStore
 
-# Prompts that share prefixes: each token is one of two.
-PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=12).map(
-    lambda blocks: np.repeat(np.array([*blocks, 0], np.int32), BLOCK)[: len(blocks) * BLOCK + 1]
-)
-NAMESPACES = st.sampled_from([None, "tenant"])
+PROMPTS = prompts(12)
 
 
-class StreamMachine(RuleBasedStateMachine):
+class StreamMachine(RequestRules):
     def __init__(self):
         super().__init__()
-        self.now = 0.0
-        self.requests, self.owners, self.prompts = [], 0, []
+        self.owners, self.prompts = 0, []
 
     @initialize(
         kind=st.sampled_from([{}, {"windows": (6,)}, {"num_full": 2}]),
@@ -120,56 +115,17 @@ class StreamMachine(RuleBasedStateMachine):
         assert found >= request.num_tokens
         assert sum(request.loaded_tokens.values()) <= request.num_tokens
 
-    def open_batches(self):
-        return [(store, ticket) for store in self.stores for ticket in store.batches]
-
-    @precondition(lambda self: self.open_batches())
-    @rule(data=st.data())
-    def finish(self, data):
-        store, ticket = data.draw(st.sampled_from(self.open_batches()))
-        count = len(store.batches[ticket][1])
-        fails = data.draw(st.sets(st.integers(0, count - 1), max_size=2))
-        store.finish(ticket, fails=fails, error="planted" if fails else None)
-
     @rule()
     def finish_all(self):
         for store in self.stores:
             store.finish_all()
         self.poll()
 
-    @rule(seconds=st.sampled_from([0.5, 20.0]))
-    def wait(self, seconds):
-        self.now += seconds
-
-    @precondition(lambda self: self.requests)
-    @rule(data=st.data(), what=st.sampled_from(["cancel", "release"]))
-    def give_up(self, data, what):
-        request = data.draw(st.sampled_from(self.requests))
-        if what == "cancel":
-            request.cancel()
-        elif request.has_ended:
-            request.release()
-
-    @rule(tokens=PROMPTS, namespace=NAMESPACES, begin=st.integers(0, 5))
-    def remove(self, tokens, namespace, begin):
-        self.side.remove(tokens, namespace, None, begin)
-
     @rule(count=st.integers(1, 20))
     def evict(self, count):
         self.device.evict(count)
         for lane in range(self.host.num_lanes):
             self.host.evict(lane, count)
-
-    @rule(data=st.data())
-    def lose(self, data):
-        store = data.draw(st.sampled_from(self.stores))
-        if store.entries:
-            del store.entries[data.draw(st.sampled_from(sorted(store.entries)))]
-
-    @rule(data=st.data())
-    def break_or_mend(self, data):
-        store = data.draw(st.sampled_from(self.stores))
-        store.refuses = None if store.refuses else OSError("planted")
 
     @rule(count=st.integers(0, 2))
     def fail_copies(self, count):

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Listed
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from pagecore.arrays import Tensor
 from pagecore.cache import Batch
 from pagecore.errors import OutOfRows, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.interop.transformers.implementation import FLOATS, REMEDY, has_window_in_cache_only
-from pagecore.interop.transformers.inputs.arguments import Ids, Inputs, Mask
+from pagecore.interop.transformers.inputs.arguments import Inputs, Mask
 from pagecore.interop.transformers.inputs.encoder import EncoderOutput
 from pagecore.interop.transformers.passes.absorbed import Absorbed, check_latents
 from pagecore.interop.transformers.passes.biased import biased_attention
 from pagecore.interop.transformers.passes.rows import BatchRows
+from pagecore.interop.transformers.passes.stored import StoredTokens, equal_rows
 from pagecore.interop.transformers.states.running import Checkpoints, refuse_padding_after_tokens
 from pagecore.interop.transformers.tracing import untraced
 from pagecore.storage import CrossSpec, LatentSpec, Spec
@@ -66,15 +64,10 @@ class Forward:
         self.is_done = False
         self.is_over = False
         self._kept: int | None = None  # columns that `crop` has left; None if it was not called
-        # Rows of the pass that are stored, and for each row the index of its equal among them; None if all rows are.
-        self._unique_rows: NDArray[np.intp] | None = None
-        self._unique_of_row: NDArray[np.intp] | None = None
         self._before = rows.snapshot()
         try:
-            is_token = self._take_rows(inputs)
-            self._pick, self._repeat = _index(self._unique_rows, device), _index(self._unique_of_row, device)
-            # Flat indices of tokens among the stored columns; None if all columns are tokens.
-            self._token_indices = None if is_token.all() else _index(np.flatnonzero(is_token), device)
+            self._tokens = self._take_rows(inputs, device)
+            is_token = self._tokens.is_token
             # The pass runs on torch's current stream; without this, the cache would use CuPy's current stream.
             stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
             # The first pass of a generation also writes encoder tokens, for which a batch of decoding has no room.
@@ -91,8 +84,8 @@ class Forward:
                 self.abandon()
                 raise
 
-    def _take_rows(self, inputs: Inputs) -> Mask:
-        """Open the rows, or repeat those of a prompt, and append the new ids; return the mask of the stored rows."""
+    def _take_rows(self, inputs: Inputs, device: torch.device) -> StoredTokens:
+        """Open the rows, or repeat those of a prompt, and append the new ids; return the tokens that are stored."""
         rows, is_first = self._rows, len(self._rows) == 0
         if rows.states:
             before = np.zeros(1, np.int64) if is_first else rows.is_token.sum(axis=1)
@@ -101,30 +94,23 @@ class Forward:
             _check_room(rows, inputs.batch)
         elif len(rows) != inputs.batch:
             rows.repeat(inputs.batch // len(rows))
-        ids = rows.reusable_ids(inputs)
+        ids, equal = rows.reusable_ids(inputs), None
+        outputs = [] if self._encoded is None or not is_first else _outputs(self._encoded, inputs.batch)
+        if is_first and ids is not None:
+            equal = equal_rows(ids, inputs.is_token, [digest for _, digest in outputs])
+        stored = StoredTokens(inputs.is_token, equal, device)
         if is_first:
-            outputs = [] if self._encoded is None else _outputs(self._encoded, inputs.batch)
-            if ids is not None:
-                digests = [digest for _, digest in outputs]
-                self._unique_rows, self._unique_of_row = _equal_rows(ids, inputs.is_token, digests)
-            if self._unique_rows is not None and outputs:
-                outputs = [outputs[row] for row in self._unique_rows]
-            rows.open(inputs.batch if self._unique_rows is None else len(self._unique_rows), outputs)
-        is_token = inputs.is_token if self._unique_rows is None else inputs.is_token[self._unique_rows]
+            rows.open(len(stored.rows), [outputs[row] for row in stored.rows] if outputs else outputs)
         if ids is not None:
-            rows.append_ids(ids if self._unique_rows is None else ids[self._unique_rows], is_token)
-        return is_token
+            rows.append_ids(stored.rows_of(ids), stored.is_token)
+        return stored
 
     def _start_states(self) -> None:
-        rows, batch = self._rows, len(self._is_token)
-        before = rows.is_token.sum(axis=1)
-        if self._unique_of_row is not None:
-            before = before[self._unique_of_row]
-        stored = slice(None) if self._unique_rows is None else self._unique_rows
+        before = self._tokens.spread(self._rows.is_token.sum(axis=1))
         given = self.batch.host.states
         assert given is not None
         slots = (given.state_read, given.checkpoint_lengths, given.checkpoint_write)
-        rows.states.start(before, self._is_token, Checkpoints(*(_of_rows(each, stored, batch) for each in slots)))
+        self._rows.states.start(before, self._is_token, Checkpoints(*map(self._tokens.at_rows, slots)))
 
     @property
     def num_columns(self) -> int:
@@ -145,7 +131,7 @@ class Forward:
         """Write keys and values ``[batch, heads, columns, dim]`` of a layer, or its latents and rope parts."""
         self.check_running()
         for array in (key, value):
-            self._check(array)
+            self._tokens.check(array)
         if key.requires_grad or value.requires_grad:
             raise UnsupportedOption(
                 "the keys and values of the forward pass require grad, and a paged cache has no gradients; run the "
@@ -159,7 +145,7 @@ class Forward:
                 f"layer {layer} of the model stores keys, but the cache was made for a config with layers "
                 f"{sorted(self._rows.layers)} that do; make a PagedCache for the model as it is now"
             )
-        spec, packed = self._rows.cache.spec(index), (self._pack(key), self._pack(value))
+        spec, packed = self._rows.cache.spec(index), (self._tokens.pack(key), self._tokens.pack(value))
         if isinstance(spec, LatentSpec):
             check_latents(spec, layer, key, value)
             packed = packed[0][:, 0], packed[1][:, 0]
@@ -194,11 +180,11 @@ class Forward:
                     "under torch.no_grad() or torch.inference_mode(), as generate does"
                 )
         is_new = cross.host.query_lens.numpy()[: len(self._rows.sequences)] > 0
-        stored = np.arange(len(is_new)) if self._unique_rows is None else self._unique_rows
-        rows = stored[is_new]
+        rows = self._tokens.rows[is_new]
         if len(rows):
-            chosen = torch.from_numpy(rows).to(key.device)
-            tokens = _index(np.flatnonzero(encoded.is_token[rows]), key.device)
+            chosen, tokens = (
+                torch.from_numpy(each).to(key.device) for each in (rows, np.flatnonzero(encoded.is_token[rows]))
+            )
             keys, values = (array[chosen].transpose(1, 2).flatten(0, 1)[tokens] for array in (key, value))
             self._rows.cache.write(self._rows.layers[layer], keys, values, self.batch)
         self._stored.add(layer)
@@ -206,14 +192,13 @@ class Forward:
     @untraced
     def attend_biased(self, layer: int, query: torch.Tensor, scale: float | None, bias: torch.Tensor) -> torch.Tensor:
         """Return outputs as `attend` does, with `bias` ``[1, heads, columns, all columns]`` added to the scores."""
-        self._check(query)
-        rows = self._rows
-        stored = query if self._pick is None else query[self._pick]
-        new = self._is_token if self._unique_rows is None else self._is_token[self._unique_rows]
-        is_token = np.concatenate([rows.is_token, new], axis=1) if rows.num_columns else new
+        self._tokens.check(query)
+        rows, tokens = self._rows, self._tokens
+        is_token = np.concatenate([rows.is_token, tokens.is_token], axis=1) if rows.num_columns else tokens.is_token
+        stored = tokens.pick(query)
         attended = biased_attention(rows.cache, rows.layers[layer], self.batch, stored, bias, is_token, scale)
         self._attended.add(layer)
-        return attended if self._repeat is None else attended[self._repeat]
+        return tokens.repeat(attended)
 
     @untraced
     def attend(
@@ -237,7 +222,7 @@ class Forward:
         dropped = self.num_columns - query.shape[2] if getattr(module, "is_kv_shared_layer", False) else 0
         if dropped > 0:
             query = torch.nn.functional.pad(query, (0, 0, dropped, 0))
-        self._check(query)
+        self._tokens.check(query)
         index = self._rows.layers[layer]
         spec = self._rows.cache.spec(index)
         if window is None and not self.is_cross(layer):
@@ -252,13 +237,13 @@ class Forward:
             options["scale"] = scale
         if sinks is not None:
             options["sinks"] = sinks.detach()
-        packed = self._pack(query)
+        packed = self._tokens.pack(query)
         if isinstance(spec, LatentSpec):
             attended = self._attend_latents(layer, Absorbed(module, spec, layer, query), packed, options)
         else:
             attended = self._rows.cache.attend(index, packed, self.batch, **options)
         self._attended.add(layer)
-        return self._unpack(attended)[:, max(dropped, 0) :]
+        return self._tokens.unpack(attended)[:, max(dropped, 0) :]
 
     def _window_of_mask(self, module: torch.nn.Module, spec: Spec, window: int | None) -> int | None:
         """Return the window of a layer whose attention gets None or nothing: that of the mask that the model makes."""
@@ -316,16 +301,16 @@ class Forward:
             self.abandon()
             return
         self.is_done, self.is_over = False, True
-        rows, kept = self._rows, self._is_token[:, : self._kept]
-        counted = kept if self._unique_rows is None else kept[self._unique_rows]
+        rows, counted = self._rows, self._tokens.is_token[:, : self._kept]
         is_cut = self._kept is not None
         rows.cache.commit(self.batch, counted.sum(axis=1) if is_cut else None)
         if is_cut:
             rows.forget_past([sequence.num_computed_tokens for sequence in rows.sequences])
-        given = None if self._given_ids is None else self._given_ids[:, : self._kept]
-        rows.extend(counted, given if given is None or self._unique_rows is None else given[self._unique_rows])
-        if self._unique_of_row is not None:
-            rows.select_stored(self._unique_of_row.tolist())
+        rows.extend(
+            counted, None if self._given_ids is None else self._tokens.rows_of(self._given_ids)[:, : self._kept]
+        )
+        if self._tokens.copies is not None:
+            rows.select_stored(self._tokens.copies)
 
     def abandon(self) -> None:
         """Undo the pass."""
@@ -338,31 +323,6 @@ class Forward:
             self._rows.lose()
         else:
             self._rows.restore(self._before)
-
-    def _check(self, array: torch.Tensor) -> None:
-        if array.ndim != 4 or (array.shape[0], array.shape[2]) != self._is_token.shape:
-            raise ShapeError(
-                f"a layer passed an array of shape {tuple(array.shape)}; expected [rows, heads, columns, dim] with "
-                f"{self._is_token.shape[0]} rows of {self._is_token.shape[1]} columns"
-            )
-
-    def _pack(self, array: torch.Tensor) -> torch.Tensor:
-        """Return the stored tokens [tokens, heads, dim] of [batch, heads, columns, dim]."""
-        packed = array.transpose(1, 2)
-        if self._pick is not None:
-            packed = packed[self._pick]
-        packed = packed.reshape(-1, *packed.shape[2:])
-        return packed if self._token_indices is None else packed[self._token_indices]
-
-    def _unpack(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return [batch, columns, heads, dim] for the stored tokens [tokens, heads, dim]; the inverse of `_pack`."""
-        rows = self._is_token.shape[0] if self._unique_rows is None else len(self._unique_rows)
-        if self._token_indices is not None:
-            spread = tokens.new_zeros((rows * self.num_columns, *tokens.shape[1:]))
-            spread[self._token_indices] = tokens
-            tokens = spread
-        tokens = tokens.view(rows, self.num_columns, *tokens.shape[1:])
-        return tokens if self._repeat is None else tokens[self._repeat]
 
 
 def _fits(batch: Batch, is_token: Mask) -> bool:
@@ -385,35 +345,3 @@ def _outputs(encoded: EncoderOutput, batch: int) -> list[tuple[int, bytes]]:
     if len(encoded.states) != batch:
         raise ShapeError(f"the encoder's output has {len(encoded.states)} rows and the decoder's pass {batch}")
     return list(zip(encoded.lengths, encoded.digests(), strict=True))
-
-
-def _equal_rows(
-    ids: Ids, is_token: Mask, digests: Listed[bytes] = ()
-) -> tuple[NDArray[np.intp] | None, NDArray[np.intp] | None]:
-    """Return the first row of each set of equal rows, and the index of each row's set; (None, None) if all differ.
-
-    Rows with other encoder outputs, whose digests differ, are not equal.
-    """
-    known: dict[bytes, int] = {}
-    unique_rows: list[int] = []
-    unique_of_row: list[int] = []
-    for row, tokens in enumerate(np.where(is_token, ids, -1)):
-        output = digests[row] if digests else b""
-        index = known.setdefault(output + tokens.tobytes(), len(unique_rows))
-        if index == len(unique_rows):
-            unique_rows.append(row)
-        unique_of_row.append(index)
-    if len(unique_rows) == len(unique_of_row):
-        return None, None
-    return np.asarray(unique_rows, np.intp), np.asarray(unique_of_row, np.intp)
-
-
-def _of_rows(of_sequences: Tensor, stored: Any, batch: int) -> NDArray[np.int64]:
-    """Return numbers of sequences as numbers of the rows `stored` of a batch; 0 for the other rows."""
-    numbers = np.zeros(batch, np.int64)
-    numbers[stored] = np.from_dlpack(of_sequences)[: len(numbers[stored])]
-    return numbers
-
-
-def _index(array: NDArray[np.intp] | None, device: torch.device) -> torch.Tensor | None:
-    return None if array is None else torch.from_numpy(array).to(device)
