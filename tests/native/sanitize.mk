@@ -20,6 +20,8 @@ MACHINE := $(firstword $(subst -, ,$(shell $(CXX) -dumpmachine)))
 OUT := $(BUILD)/$(MACHINE)
 
 FLAGS := -std=c++20 -g1 -fno-omit-frame-pointer -fno-math-errno -Wall -Wextra -Werror -Wno-psabi -I. -Ithird_party -pthread
+# GCC 16 warns of numbers that are set wherever they are used.
+FLAGS += -Wno-error=maybe-uninitialized
 # At -Og, GCC 14 cannot inline what xxHash asks it to.
 FLAGS += -DXXH_NO_INLINE_HINTS=1
 # The compiler collects its garbage beyond 1 GB: below, it would take a twelfth of the time.
