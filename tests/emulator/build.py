@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -135,8 +136,9 @@ def compile_library(target: Path, arguments: list[str]) -> None:
         raise BuildError(f"{' '.join(command)}\n{ran.stderr}")
     partial.rename(target)
     for old in target.parent.glob(f"{target.stem[: -len(key_of())]}*"):  # of older sources
-        if old.stat().st_mtime < time.time() - 24 * 3600:
-            old.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # another process may rename its partial file
+            if old.stat().st_mtime < time.time() - 24 * 3600:
+                old.unlink()
 
 
 def engine_path() -> Path:
