@@ -2,11 +2,13 @@
 
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, PagedKVCache
+from pagecore.cache.state._state import Held, StateLock
 from pagecore.serving import Request, Scheduler
 from pagecore.serving.scheduling import step_calls
 
@@ -24,7 +26,7 @@ def read_all(scheduler):
     return counts, scheduler.running, scheduler.waiting, scheduler.holders, scheduler.step
 
 
-def during(monkeypatch, name, call):
+def during(monkeypatch, name, call, wait=0.05):
     """Let another thread make `call` while `schedule` is between its prepare and its return; return the threads."""
     threads = []
     own = getattr(step_calls, name)
@@ -32,7 +34,7 @@ def during(monkeypatch, name, call):
     def interposed(*args):
         threads.append(threading.Thread(target=call))
         threads[-1].start()
-        threads[-1].join(timeout=0.05)  # it ends here only if it does not wait for `schedule`
+        threads[-1].join(timeout=wait)  # it ends here only if it does not wait for `schedule`
         return own(*args)
 
     monkeypatch.setattr(step_calls, name, interposed)
@@ -63,9 +65,30 @@ def test_figures_do_not_wait_for_a_call(monkeypatch):
     scheduler = make_scheduler()
     scheduler.add(Request(0, range(10), 2))
     seen = []
-    during(monkeypatch, "list_outputs", lambda: seen.append(scheduler.figures().num_running))
+    during(monkeypatch, "list_outputs", lambda: seen.append(scheduler.figures().num_running), wait=60)
     scheduler.schedule()
     assert seen == [1]
+
+
+def test_a_released_lock_goes_to_a_thread_that_waits_for_it():
+    """The releasing thread has the GIL: it would have the lock again before another one wakes."""
+    lock = StateLock()
+
+    def hold(name, order):
+        with Held(lock):
+            order.append(name)
+
+    def order_of_holds():
+        held, order = Held(lock), []
+        waiting = threading.Thread(target=hold, args=("waiting", order))
+        waiting.start()
+        time.sleep(0.02)  # it waits by then, unless the machine is busy
+        del held
+        hold("releasing", order)
+        waiting.join()
+        return order
+
+    assert any(order_of_holds() == ["waiting", "releasing"] for _ in range(50))
 
 
 def test_threads_add_cancel_and_read_while_another_one_serves():

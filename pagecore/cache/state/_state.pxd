@@ -13,13 +13,15 @@ from pagecore.native.std cimport vector
 
 cdef extern from "pagecore/cache/state/state_lock.hpp" namespace "pagecore" nogil:
     cdef cppclass NativeStateLock "pagecore::StateLock":
-        bint try_acquire(unsigned long thread)
+        bint try_acquire(unsigned long thread, bint has_waited)
         void release()
         int64_t suspend()
         void resume(int64_t depth)
         uint64_t generation()
         void begin_waiting()
         void end_waiting()
+        void begin_queueing()
+        void end_queueing()
         bint has_waiting()
         void notify()
         void wait(uint64_t seen)
@@ -31,6 +33,7 @@ cdef class StateLock:
     cdef object __weakref__
 
     cdef int acquire(self) except -1
+    cdef int queue(self, bint checks_signals) except -1
     # Releases the lock until another thread releases or notifies it; the caller holds it again afterwards.
     cdef int sleep(self) except -1
     # Wakes the threads that sleep.

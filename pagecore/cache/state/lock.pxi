@@ -18,16 +18,24 @@ cdef class StateLock:
         _locks.add(self)
 
     cdef int acquire(self) except -1:
+        if not self.native.try_acquire(PyThread_get_thread_ident(), False):
+            self.queue(True)
+        return 0
+
+    cdef int queue(self, bint checks_signals) except -1:
+        """Wait for the lock and acquire it."""
         cdef unsigned long thread = PyThread_get_thread_ident()
         cdef uint64_t seen
-        while not self.native.try_acquire(thread):
+        while True:
             seen = self.native.generation()
-            self.native.begin_waiting()
+            self.native.begin_queueing()
             with nogil:
                 self.native.wait(seen)
-            self.native.end_waiting()
-            PyErr_CheckSignals()
-        return 0
+            self.native.end_queueing()
+            if checks_signals:
+                PyErr_CheckSignals()
+            if self.native.try_acquire(thread, True):
+                return 0
 
     cdef int sleep(self) except -1:
         cdef uint64_t seen = self.native.generation()
@@ -38,12 +46,8 @@ cdef class StateLock:
             self.native.wait(seen)
         self.native.end_waiting()
         # Acquire before checking for signals: the caller releases the lock even if a signal handler raises.
-        while not self.native.try_acquire(PyThread_get_thread_ident()):
-            seen = self.native.generation()
-            self.native.begin_waiting()
-            with nogil:
-                self.native.wait(seen)
-            self.native.end_waiting()
+        if not self.native.try_acquire(PyThread_get_thread_ident(), True):
+            self.queue(False)
         self.native.resume(depth)
         PyErr_CheckSignals()
         return 0

@@ -60,8 +60,8 @@ class Scheduler(SchedulerSteps):
     Decisions depend on the calls and their arguments only, not on time or hashes: schedulers of several ranks that are
     made alike and get the same calls return the same steps. Their `embeddings` must hold the same digests.
 
-    Every method and property may be used from any thread: a call waits until that of another thread has returned, only
-    `figures` does not wait. The calls of one step, from `schedule` to `accept`, still have their order. In a child of
+    Every method and property may be used from any thread: a call waits until that of another thread has returned, and
+    then has its turn. `figures` never waits. The calls of one step, from `schedule` to `accept`, still have their order. In a child of
     `os.fork`, no call of another thread is under way.
 
     Parameters
