@@ -145,9 +145,9 @@ class Swapped(Paged):
 class Forks:
     """Three sequences that share blocks in a swap space, and of which the prefix cache has nothing."""
 
-    def __init__(self, **options):
+    def __init__(self, namespace=None, **options):
         self.cache = PagedKVCache(spec(**options), block_size=4, num_blocks=40)
-        first = self.cache.add_sequence(range(18))
+        first = self.cache.add_sequence(range(18), namespace=namespace)
         self.cache.commit(self.cache.prepare([first], 18))
         self.sequences = [first, self.cache.fork(first), self.cache.fork(first)]
         for seed, sequence in enumerate(self.sequences):
@@ -217,6 +217,9 @@ CASES = {
         lambda state: state.cache.swap_out(state.sequence, state.space),
     ),
     "swap_in of forks": Case(Forks, lambda state: state.cache.swap_in(state.sequences), checks_itself=True, every=True),
+    "swap_in of forks in a namespace": Case(
+        partial(Forks, "tenant"), lambda state: state.cache.swap_in(state.sequences), checks_itself=True, every=True
+    ),
     "swap_in of forks with a window": Case(
         partial(Forks, window=6), lambda state: state.cache.swap_in(state.sequences), checks_itself=True
     ),

@@ -117,14 +117,20 @@ cdef class Transfer:
         """
         cdef Sequence sequence = <Sequence>self.sequences[index]
         cdef int32_t limit = sequence.hold.publish_limit
-        cdef int32_t shared = 0
+        cdef int32_t shared = 0, common
+        cdef int32_t namespace_number = -1
         cdef size_t other
         if sequence.hold.published >= self.published[index]:
             return
         for other in range(self.old.size()):
             if other != index and (<Sequence>self.sequences[other]).hold.published != INT32_MAX:
-                shared = max(shared, self.num_common(prefix, index, other))
+                common = self.num_common(prefix, index, other)
+                if common > shared:
+                    shared = common
+                    namespace_number = (<Sequence>self.sequences[other]).hold.namespace_number
         if shared > sequence.hold.published:
+            if sequence.hold.namespace_number < 0:  # given up when it had published nothing
+                sequence.hold.namespace_number = namespace_number
             sequence.hold.publish_limit = min(limit, shared)
             publish_one(prefix, sequence, shared)
             sequence.hold.publish_limit = limit
