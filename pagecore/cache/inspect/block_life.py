@@ -90,11 +90,10 @@ class BlockLives:
                 raise UnsupportedOption(
                     "the lives of this cache's blocks are timed already; close the other object first"
                 )
-            self._is_open = True
             self._parts.prefix.watch(watched)
+            self._is_open = True
 
-    # Without it a destructor finds nothing to end if the constructor raised.
-    _is_open = False
+    _is_open = False  # for the destructor, if the constructor raised
 
     def __del__(self) -> None:
         """End the timing at the next operation of the cache: the thread may hold its lock, or wait for another's."""
