@@ -85,7 +85,7 @@ class StateLock {
   int64_t num_waiting_ = 0;
   int64_t num_queued_ = 0;    // of these, for the lock itself
   bool is_promised_ = false;  // free, but for threads that have waited
-  uint64_t generation_ = 0;  // changes under both locks
+  uint64_t generation_ = 0;   // changes under both locks
   std::mutex mutex_;
   std::condition_variable changed_;
 };
