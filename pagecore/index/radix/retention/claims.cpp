@@ -90,12 +90,21 @@ void Claims::claim_lane(const Offer& offer, int32_t lane, const Path& path, Inse
       }
     }
   }
+  // A run with a held id is measured to its end for nothing: after each such failure, twice as many ids go alone.
+  constexpr int64_t kMostAlone = 1024;
+  int64_t next_run = block, alone = 1;
   while (block < out.blocks) {
     const std::span rest(offered + block, static_cast<size_t>(out.blocks - block));
-    if (const size_t run = rest[0] >= 1 ? held(lane).add_run(rest) : 0; run > 0) {
-      taken.insert(taken.end(), rest.begin(), rest.begin() + static_cast<ptrdiff_t>(run));
-      block += static_cast<int64_t>(run);
-      continue;
+    if (block >= next_run && rest[0] >= 1) {
+      if (const size_t run = held(lane).add_run(rest); run > 0) {
+        taken.insert(taken.end(), rest.begin(), rest.begin() + static_cast<ptrdiff_t>(run));
+        block += static_cast<int64_t>(run);
+        next_run = block;
+        alone = 1;
+        continue;
+      }
+      next_run = block + alone;
+      alone = std::min(2 * alone, kMostAlone);
     }
     if (!is_window || rest[0] != kNullBlock) add(lane, rest[0], 1, taken, suspects);
     ++block;
