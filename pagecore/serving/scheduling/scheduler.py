@@ -61,8 +61,9 @@ class Scheduler(SchedulerSteps):
     made alike and get the same calls return the same steps. Their `embeddings` must hold the same digests.
 
     Every method and property may be used from any thread: a call waits until that of another thread has returned, and
-    then has its turn. `figures` never waits, and counts such as `num_running` wait only for a change that is half done.
-    The calls of one step, from `schedule` to `accept`, still have their order. In a child of `os.fork`, no call of another thread is under way.
+    then has its turn. `figures` never waits, and counts such as `num_running` wait only for a change that is half
+    done. The calls of one step, from `schedule` to `accept`, still have their order. In a child of `os.fork`, no call
+    of another thread is under way.
 
     Parameters
     ----------

@@ -90,7 +90,7 @@ void Claims::claim_lane(const Offer& offer, int32_t lane, const Path& path, Inse
       }
     }
   }
-  // A run with a held id is measured to its end for nothing: after each such failure, twice as many ids go alone.
+  // A run that has a held id is measured to its end in vain. After each, the next one is sought later.
   constexpr int64_t kMostAlone = 1024;
   int64_t next_run = block, alone = 1;
   while (block < out.blocks) {
