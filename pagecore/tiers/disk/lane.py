@@ -203,7 +203,8 @@ class Lane:
         self.orphans = {k: slot for k, slot in self.orphans.items() if k in self._pins and k not in self.entries}
         used = {*self.entries.values(), *self.writing.values(), *self.orphans.values()}
         known = dict.fromkeys(slot for slot in self._free if slot not in used)
-        self._free = deque([*known, *(slot for slot in range(self.num_slots) if slot not in used | known.keys())])
+        taken = used | known.keys()
+        self._free = deque([*known, *(slot for slot in range(self.num_slots) if slot not in taken)])
         if self._evicted is not None:
             self._evicted = OrderedDict.fromkeys(key for key in self._evicted if key not in self.entries)
         self._order.recover(self.entries.keys() - self._pins.keys(), self.entries.keys() | self.writing.keys())
