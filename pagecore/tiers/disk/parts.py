@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from pagecore.errors import UnsupportedOption
 from pagecore.tiers.disk._io import IoQueue
@@ -36,20 +34,9 @@ class StoreParts:
     # The lookup that runs, and the holds of its keys before it.
     _lookup: tuple[Batch, dict[bytes, int]] | None = None
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Take the lock, and recover from an interrupt of an earlier call."""
-        is_nested = self._lock._is_owned()  # type: ignore[attr-defined]  # by code of the caller that ran meanwhile
-        with self._lock:
-            if self._is_torn and not is_nested:
-                self._recover()
-            self._is_torn = True
-            try:
-                yield
-            except Exception:
-                self._is_torn = is_nested
-                raise
-            self._is_torn = is_nested
+    def _turn(self) -> Turn:
+        """Return the turn of a call, which begins under the lock: ``with self._lock, turn:``."""
+        return Turn(self, self._lock._is_owned())  # type: ignore[attr-defined]
 
     def _recover(self) -> None:
         """Let the pins and slots of each lane be those of the batches, and the holds those of the lookups."""
@@ -63,22 +50,13 @@ class StoreParts:
             lane.recover(pins, written)
         self._lookup = None
 
-    @contextmanager
-    def _entered(self) -> Iterator[None]:
-        """Take the lock of a store that can be used, and keep the eventfd readable while there is something to poll."""
+    def _submission(self) -> Submission:
+        """Return the turn of a call that submits a batch; raise UnsupportedOption in a fork."""
         if self._is_foreign():
             raise UnsupportedOption(
                 f"{self.name} was opened by process {self._pid}, of which this one is a fork; open a store of its own"
             )
-        with self._locked():
-            if self._is_closed:
-                raise UnsupportedOption(f"{self.name} is closed; open it again")
-            self._collect()
-            try:
-                yield
-            finally:
-                if self._ledger.has_ready:
-                    self._queue.signal()
+        return Submission(self, self._lock._is_owned())  # type: ignore[attr-defined]
 
     def _collect(self) -> None:
         """Take what the queue has ended into account, and let the eventfd say whether there is something to poll."""
@@ -93,3 +71,45 @@ class StoreParts:
 
     def _is_usable(self) -> bool:
         return not (self._is_foreign() or self._is_closed)
+
+
+class Turn:
+    """The work of one call under the lock of a store; it recovers from an interrupt of an earlier call.
+
+    It does not take the lock: an interrupt within a context manager of Python would leave the lock held, as long as the
+    exception is kept.
+    """
+
+    def __init__(self, store: StoreParts, is_nested: bool) -> None:
+        self._store = store
+        self._is_nested = is_nested  # within another call of this thread: in a signal handler or a destructor
+
+    def __enter__(self) -> None:
+        if self._store._is_torn and not self._is_nested:
+            self._store._recover()
+        self._store._is_torn = True
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or issubclass(kind, Exception):
+            self._store._is_torn = self._is_nested
+
+
+class Submission(Turn):
+    """The turn of a call that submits a batch; the eventfd stays readable while there is something to poll."""
+
+    def __enter__(self) -> None:
+        if self._store._is_closed:
+            raise UnsupportedOption(f"{self._store.name} is closed; open it again")
+        super().__enter__()
+        try:
+            self._store._collect()
+        except Exception as error:
+            super().__exit__(type(error))
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if self._store._ledger.has_ready:
+                self._store._queue.signal()
+        finally:
+            super().__exit__(kind)

@@ -140,7 +140,8 @@ class DiskStore(Submissions):
         """
         if self._is_foreign():
             return []
-        with self._locked():
+        turn = self._turn()
+        with self._lock, turn:
             try:
                 self._ledger.collect(self._queue)
                 return self._ledger.take_ready()
@@ -153,7 +154,8 @@ class DiskStore(Submissions):
         if not self._queue.drain(timeout):
             return False
         if not self._is_foreign():
-            with self._locked():
+            turn = self._turn()
+            with self._lock, turn:
                 self._collect()
         return True
 
@@ -164,7 +166,8 @@ class DiskStore(Submissions):
         """
         if self._is_foreign():
             return
-        with self._locked():
+        turn = self._turn()
+        with self._lock, turn:
             is_first, self._is_closed = not self._is_closed, True
             try:
                 if is_first:
@@ -190,7 +193,8 @@ class DiskStore(Submissions):
         """Return the counters."""
         if self._is_foreign():
             return StoreStats()
-        with self._locked():
+        turn = self._turn()
+        with self._lock, turn:
             held = sum(lane.held.total() for lane in self._lanes)
             return self._ledger.stats(held)
 
@@ -203,7 +207,8 @@ class DiskStore(Submissions):
         """Return the keys of entries that were replaced, or found damaged, since the last call; none in a fork."""
         if self._is_foreign():
             return np.empty((0, KEY_BYTES), np.uint8)
-        with self._locked():
+        turn = self._turn()
+        with self._lock, turn:
             evicted = b"".join(key for lane in self._lanes for key in lane.take_evicted())
         return np.frombuffer(evicted, np.uint8).reshape(-1, KEY_BYTES)
 
@@ -215,7 +220,8 @@ class DiskStore(Submissions):
         wanted = split_keys(keys, self.fingerprint)
         if self._is_foreign():
             return np.zeros(len(wanted), np.bool_)
-        with self._locked():
+        turn = self._turn()
+        with self._lock, turn:
             return np.array([key in self._lanes[key[-1]].entries for key in wanted], np.bool_)
 
     def keys(self) -> Keys:
@@ -225,7 +231,8 @@ class DiskStore(Submissions):
         """
         if self._is_foreign():
             return np.empty((0, KEY_BYTES), np.uint8)
-        with self._locked():
+        turn = self._turn()
+        with self._lock, turn:
             listed = [] if self._is_closed else [key for lane in self._lanes for key in lane.entries]
         return np.frombuffer(b"".join(listed), np.uint8).reshape(-1, KEY_BYTES).copy()
 
@@ -233,7 +240,8 @@ class DiskStore(Submissions):
         """Raise PagecoreError if slots, pins and batches do not match; does nothing in a fork."""
         if self._is_foreign():
             return
-        with self._locked():
+        turn = self._turn()
+        with self._lock, turn:
             for lane in self._lanes:
                 lane.check_invariants()
             if not self._is_closed:

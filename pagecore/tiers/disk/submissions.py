@@ -35,7 +35,8 @@ class Submissions(StoreParts):
             The store is closed, or belongs to the parent of this process.
         """
         wanted = split_keys(keys, self.fingerprint)
-        with self._entered():
+        turn = self._submission()
+        with self._lock, turn:
             batch = Batch(next(self._tickets), wanted, "lookup", [False] * len(wanted))
             self._lookup = batch, {key: self._lanes[key[-1]].held.get(key, 0) for key in wanted}
             try:
@@ -69,7 +70,8 @@ class Submissions(StoreParts):
         """
         wanted = split_keys(keys, self.fingerprint)
         targets = split_pieces(pieces, wanted, self.fingerprint)
-        with self._entered():
+        turn = self._submission()
+        with self._lock, turn:
             batch = Batch(next(self._tickets), wanted, "load", [False] * len(wanted))
             operations: list[Operation] = []
             try:
@@ -116,7 +118,8 @@ class Submissions(StoreParts):
         wanted = split_keys(keys, self.fingerprint)
         sources = split_pieces(pieces, wanted, self.fingerprint)
         links = split_before(wanted, before, self.fingerprint)
-        with self._entered():
+        turn = self._submission()
+        with self._lock, turn:
             batch = Batch(next(self._tickets), wanted, "store", [False] * len(wanted))
             operations: list[Operation] = []
             shared: list[tuple[bytes, int]] = []
@@ -166,7 +169,8 @@ class Submissions(StoreParts):
             The store is closed, or belongs to the parent of this process.
         """
         wanted = split_keys(keys, self.fingerprint)
-        with self._entered():
+        turn = self._submission()
+        with self._lock, turn:
             batch = Batch(next(self._tickets), wanted, "remove", [False] * len(wanted))
             erased: list[tuple[SlabTable, int]] = []
             try:
@@ -193,7 +197,8 @@ class Submissions(StoreParts):
         """Release the holds of a lookup; keys without a hold are ignored."""
         wanted = split_keys(keys, self.fingerprint)
         if self._is_usable():
-            with self._locked():
+            turn = self._turn()
+            with self._lock, turn:
                 for key in reversed(wanted):
                     self._lanes[key[-1]].unhold(key)
 
@@ -205,7 +210,8 @@ class Submissions(StoreParts):
         """
         wanted = split_keys(keys, self.fingerprint)
         if self._is_usable():
-            with self._locked():
+            turn = self._turn()
+            with self._lock, turn:
                 for key in reversed(wanted):
                     self._lanes[key[-1]].touch(key)
 

@@ -2,6 +2,7 @@
 
 import os
 import select
+import signal
 import threading
 
 import numpy as np
@@ -194,3 +195,24 @@ def test_threads_share_a_store(tmp_path):
             for key in list(lane.held.elements()):
                 lane.unhold(key)
         store.check_invariants()
+
+
+def test_an_interrupt_leaves_no_lock_behind(tmp_path):
+    """The exception is kept, as an interactive interpreter keeps the last one, and with it the frames of the call."""
+    store, kept, num_held = open_store(tmp_path, slots=6, threads=1), [], 0
+    previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        for index in range(300):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-4 + index % 97 * 3e-6)
+                while True:
+                    store.poll()
+            except KeyboardInterrupt as error:
+                kept.append(error)
+            num_held += store._lock._is_owned()
+            kept.clear()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert num_held == 0
+    store.check_invariants()
