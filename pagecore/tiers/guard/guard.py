@@ -198,7 +198,8 @@ class Guard(StoreAbilities):
             if store is not None:
                 self._closing.append(ClosingStore(store, self._destroyed))
             limit = close_limit()
-            for each in (*self._closing, *self._refused):
+            # The errors of clients that were refused and are closed have tripped the breaker.
+            for each in (*self._closing, *(each for each in self._refused if not each.is_closed)):
                 parts.callback(each.wait, limit)
 
     def _close_staging(self) -> None:

@@ -125,6 +125,10 @@ def test_a_client_that_cannot_register_the_memory_is_closed_and_replaced(blocks)
         def register_memory(self, address, nbytes):
             raise StoreError("no memory can be locked")
 
+        def close(self):
+            super().close()
+            raise StoreError("this client was refused long before")
+
     kind = {"verifies": False, "writes_late": True}
     clients = [MemoryStore(**kind), Unregistered(**kind), MemoryStore(**kind)]
     waiting = clients[1:]
