@@ -78,7 +78,7 @@ def run_replay(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         check_writable("--json", arguments.json)
     timeline = recorder(arguments.plot)
-    check_distinct({"--json": arguments.json, "--plot": arguments.plot})
+    check_distinct({"the trace": Path(arguments.trace), "--json": arguments.json, "--plot": arguments.plot})
     with served_metrics(arguments.metrics_port) as exporting:
         report = _replay_with_progress(arguments.trace, options, arguments.live, timeline, exporting)
     from pagecore.serving.tables import replay_rows

@@ -146,7 +146,7 @@ def check_writable(option: str, path: Path) -> None:
 
 
 def check_distinct(paths: Mapping[str, Path | None]) -> None:
-    """Raise UnwritableFileError if two options name one file, of which only the last output would be left."""
+    """Raise UnwritableFileError if an output would replace another one, or the input."""
     found: dict[str, str] = {}
     for option, path in paths.items():
         if path is None or (path.exists() and not path.is_file()):  # a device takes all outputs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pagecore.cli.output import (
@@ -34,7 +35,8 @@ def show_whatif(arguments: argparse.Namespace) -> int:
     for kind, check in (("html", check_writable), ("png", check_picture), ("json", check_writable)):
         if getattr(arguments, kind) is not None:
             check(f"--{kind}", getattr(arguments, kind))
-    check_distinct({f"--{kind}": getattr(arguments, kind) for kind in ("html", "png", "json")})
+    outputs = {f"--{kind}": getattr(arguments, kind) for kind in ("html", "png", "json")}
+    check_distinct({"the trace": Path(arguments.trace)} | outputs)
     result = what_if(arguments.trace, options)
     print_table(f"pagecore whatif {arguments.trace}", summary_rows(result))
     for i in range(len(result.curves)):

@@ -152,15 +152,19 @@ def test_the_command_prints_tables_and_writes_all_files(tmp_path, capsys):
         (["--prefill-rate", "1e-308"], "prefill_rate is 1e-308; expected a finite number of tokens a second above 0"),
         (["--requests", "0"], "requests is 0"),
         (["--html", "out", "--json", "./out"], "--html and --json are both out; give each a file of its own"),
+        (["--json", "trace.jsonl"], "the trace and --json are both trace.jsonl; give each a file of its own"),
         (["--html", "missing/out.html"], "folder missing does not exist"),
         (["--png", "out.svg"], "--png out.svg: the picture is a PNG file; use a name that ends in .png"),
     ],
 )
-def test_the_command_refuses_wrong_options(tmp_path, capsys, options, message):
+def test_the_command_refuses_wrong_options(tmp_path, monkeypatch, capsys, options, message):
     require("rich")
+    monkeypatch.chdir(tmp_path)
     path = mooncake(tmp_path / "trace.jsonl", 3)
+    before = path.read_bytes()
     assert main(["whatif", str(path), *options]) == 2
     assert message in capsys.readouterr().err
+    assert (list(tmp_path.iterdir()), path.read_bytes()) == ([path], before)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is missing")
