@@ -253,7 +253,7 @@ class _Session:
         removed = np.array(self._client.batch_remove(self._names(keys), True), np.int64)
         ok[:] = (removed == 0) | (removed == NOT_FOUND)
         num_written = int((removed == NOT_READY).sum())
-        busy = Full(f"{num_written} entries are being written; remove them afterwards") if num_written else None
+        busy = Full(f"{num_written} of the entries are being written; wait for the end") if num_written else None
         return _reason(removed[~ok & (removed != NOT_READY)]) or busy
 
     def abort(self) -> None:

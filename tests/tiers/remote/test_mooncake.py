@@ -134,7 +134,7 @@ def test_an_entry_that_another_client_writes_is_a_miss_and_stays(master, monkeyp
             assert (done.ok.any(), done.error) == (False, None)
             done = wait(guard, guard.submit_remove(keys))
             assert (done.ok.tolist(), done.is_full) == ([False, True], True)
-            assert "1 entries are being written" in done.error
+            assert "1 of the entries are being written; wait for the end" in done.error
         assert (guard.health().breaker, guard.health().lost_bytes) == ("closed", 0)
     finally:
         guard.close()
