@@ -67,7 +67,8 @@ class DeviceMemory:
 
     The memory consists of whole pages, of 2 MiB on most devices. Tensors over it keep the addresses reserved, and CUDA
     graphs that use them stay valid; while the memory is given back, an access to it is an error of the device. Memory
-    that is dropped while a graph is being captured is freed by the next call of this class after the capture.
+    that is dropped while a graph is being captured is freed by the next call after it that takes memory, or gives it
+    back.
 
     Parameters
     ----------
@@ -107,8 +108,8 @@ class DeviceMemory:
 
     def discard(self) -> None:
         """Wait for all work of the device, and give the memory back; a second call does nothing."""
-        free_dropped()
         if self._range.has_memory:
+            free_dropped()
             self._range.unmap()
 
     def restore(self) -> None:
@@ -119,9 +120,9 @@ class DeviceMemory:
         NotEnoughMemory
             The device does not have the memory; nothing was changed.
         """
-        free_dropped()
         if self._range.has_memory:
             return
+        free_dropped()
         self._range.map()
         runtime, device = self._range.runtime, self._range.device
         try:
