@@ -89,6 +89,17 @@ class Ledger:
                 batch.has_ended = True
             if batch.has_ended:
                 del self._pending[batch.ticket]
+        self._recount_shared()
+
+    def _recount_shared(self) -> None:
+        """Count the keys for which batches wait, and end those that wait for none any more."""
+        waiting = Counter(batch.ticket for batches in self._waiting.values() for batch, _ in batches)
+        for batch in list(self._pending.values()):
+            if batch.kind != "store" or batch is self._to_give_back:
+                continue
+            batch.num_shared = waiting[batch.ticket]
+            if not batch.num_shared and batch.num_settled == len(batch.places):
+                self.end(batch)
 
     def list_users(self) -> list[tuple[Counter[bytes], set[bytes]]]:
         """Return for each lane the pins that batches have of its keys, and the keys that batches write."""

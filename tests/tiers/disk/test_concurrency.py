@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pagecore.errors import UnsupportedOption
+from tests.faults import PAGECORE, raise_at
 from tests.tiers.disk.kit import PAYLOAD, FileOps, Memory, finish, get, keys_of, look, open_store, put
 
 
@@ -216,3 +217,24 @@ def test_an_interrupt_leaves_no_lock_behind(tmp_path):
         signal.signal(signal.SIGALRM, previous)
     assert num_held == 0
     store.check_invariants()
+
+
+def test_a_batch_that_waits_for_another_ends_after_an_interrupt_of_a_poll(tmp_path):
+    for point in range(1, 400):
+        gate = threading.Event()
+        ops = FileOps(on_write=lambda *_, gate=gate: gate.wait(30) and None)
+        with open_store(tmp_path / str(point), slots=6, threads=1, ops=ops) as store:
+            keys = keys_of(store, [0, 1])
+            memory = Memory(2).fill(keys)
+            store.submit_store(keys[:1], memory.pieces[:1])
+            store.submit_store(keys, memory.pieces)
+            gate.set()
+            assert store._queue.drain(30)
+            run = raise_at(store.poll, point, PAGECORE / "tiers" / "disk")
+            store.poll()
+            assert store.stats().num_pending == 0, run.where
+            store.check_invariants()
+            assert store.has(keys).all()
+        if not run.reached:
+            return
+    raise AssertionError("a poll has more points than expected")
