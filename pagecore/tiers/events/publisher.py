@@ -353,7 +353,8 @@ class EventPublisher:
                     self._serve(self._snapshot, self._state)
         except BaseException as error:  # raised again by publish() or close()
             self._error = error
-            self._stats = replace(self._stats, error=f"{type(error).__name__}: {error}")
+            with self._mutex:
+                self._stats = replace(self._stats, error=f"{type(error).__name__}: {error}")
 
     def _serve(self, socket: Any, answer: Any) -> None:
         """Answer one request; frames before the last are the way back to the client."""
