@@ -219,6 +219,7 @@ def test_an_interrupt_leaves_no_lock_behind(tmp_path):
     store.check_invariants()
 
 
+@pytest.mark.slow
 def test_a_batch_that_waits_for_another_ends_after_an_interrupt_of_a_poll(tmp_path):
     for point in range(1, 400):
         gate = threading.Event()
@@ -230,7 +231,7 @@ def test_a_batch_that_waits_for_another_ends_after_an_interrupt_of_a_poll(tmp_pa
             store.submit_store(keys, memory.pieces)
             gate.set()
             assert store._queue.drain(30)
-            run = raise_at(store.poll, point, PAGECORE / "tiers" / "disk")
+            run = raise_at(store.poll, point, PAGECORE / "tiers" / "disk" / "ledger.py")
             store.poll()
             assert store.stats().num_pending == 0, run.where
             store.check_invariants()
