@@ -1,9 +1,10 @@
 """Quantised caches on the host: decode, prefill and writes of each format, against bfloat16 in the same run.
 
 Every format holds the same random key and value in the same scattered blocks. The relative error of a format compares
-its output with that over bfloat16, by the Frobenius norm. A write reads the same bytes as the write of bfloat16, so the
-ratio of their times is the ratio of bytes read. If OpenVINO can be imported, a step over int8_token (the write of a
-token of each sequence, and its attention) is compared with one over OpenVINO's 8-bit cache.
+its output with that over bfloat16, by the Frobenius norm. Attention takes turns over copies of the caches that exceed
+the last-level cache, as the layers of a model do. A write reads the same bytes as the write of bfloat16, so the ratio
+of their times is the ratio of bytes read. If OpenVINO can be imported, a step over int8_token (the write of a token of
+each sequence, and its attention) is compared with one over OpenVINO's 8-bit cache.
 
 "kivi2" and "kivi4" are sealed blocks and 128 plain tokens of each sequence; they have rows for decode alone.
 """
@@ -20,6 +21,7 @@ import numpy as np
 from bench.harness.arrays import huge_empty
 from bench.harness.runner import Bench, Work
 from bench.harness.targets import FORMAT_DECODE_RATIO_MIN, FORMAT_PEER_RATIO_MIN, FORMAT_WRITE_RATIO_MIN
+from bench.harness.turns import in_turns
 from bench.host.attention_controls import on_threads, thread_counts
 from bench.host.attention_load import Load, Paged, Shape
 from bench.host.sealed_load import BLOCK as SEALED_BLOCK
@@ -86,9 +88,15 @@ class Stored:
         key_cache, value_cache = self.caches
         write_kv(key, value, key_cache, value_cache, slots, format=self.name, **self.scales)
 
-    def attend(self, query: np.ndarray, out: np.ndarray, **options: Any) -> Work:
-        """Return a call of attention into `out`."""
-        return _attention(query, self._paged, self.caches, out, **self.scales, **options)
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        """Return the caches, and the planes of scales that there are."""
+        return [*self.caches, *self.scales.values()]
+
+    def attend(self, arrays: list[np.ndarray], query: np.ndarray, out: np.ndarray, **options: Any) -> Work:
+        """Return a call of attention over `arrays`, which are `arrays` of this load or copies, into `out`."""
+        scales = dict(zip(self.scales, arrays[2:], strict=True))
+        return _attention(query, self._paged, arrays[:2], out, **scales, **options)
 
 
 def _by_head(blocks: int, heads: int, width: int, dtype: str) -> np.ndarray:
@@ -138,8 +146,9 @@ def _compare(
 ) -> None:
     """Compare attention over a format with attention over bfloat16, and print the error of the output."""
     out, exact = np.empty_like(query), np.empty_like(query)
-    ours = stored.attend(query, out, **options)
-    plain = _attention(query, paged, [paged.key_cache, paged.value_cache], exact, **options)
+    ours = in_turns(bench, stored.arrays, lambda arrays: stored.attend(arrays, query, out, **options))
+    caches = [paged.key_cache, paged.value_cache]
+    plain = in_turns(bench, caches, lambda arrays: _attention(query, paged, arrays, exact, **options))
     title = f"{name}, {stored.name}, {count} thread{'s' if count > 1 else ''}"
 
     def check() -> None:
@@ -188,7 +197,7 @@ def _peer(bench: Bench, shape: Shape, paged: Paged, stored: Stored, count: int) 
     theirs.set_step(query.reshape(sequences, -1), *new.reshape(2, sequences, -1))
     slots = paged.table[:, -1].astype(np.int64) * BLOCK + BLOCK - 1
     out = np.empty_like(query)
-    attend = stored.attend(query, out)
+    attend = stored.attend(stored.arrays, query, out)
 
     def ours() -> None:
         stored.write(new[0], new[1], slots)

