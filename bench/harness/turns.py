@@ -11,7 +11,7 @@ from bench.harness.arrays import bits, huge_empty
 from bench.harness.machine import available_memory, last_level_cache
 from bench.harness.runner import Bench, Work
 
-# Copies exceed the last-level cache this many times, as far as they fit in this share of the available memory.
+# Copies exceed the last-level cache this many times, or take this share of the available memory if that is less.
 CACHES, MEMORY_SHARE = 2, 4
 
 
