@@ -166,9 +166,10 @@ class LatentPass {
     if constexpr (kHasQuads) {
       if (pairs_) return score_by_quads(tile, next);
     }
-    for (int group = 0; group < kTileGroups; ++group) unpack(tile, group);
     const int groups = in_place_ ? 1 : kTileGroups;  // that are multiplied together
+    for (int group = 0; group < kTileGroups; ++group) unpack(tile, group);
     for (int group = 0; group < kTileGroups; group += groups) {
+      prefetch.steps(8 * groups);
       multiply({tile_.group[group], width_, scratch_.query, columns_, scratch_.scores + group * kGroupTokens * columns_,
                 columns_, nullptr, groups * kGroupTokens, width_, columns_},
                prefetch);
@@ -210,7 +211,7 @@ class LatentPass {
     for (int64_t column = 0; column < latent_; column += kStripColumns) {
       const int64_t columns = latent_ - column < kStripColumns ? latent_ - column : kStripColumns;
       if (pairs_ && whole && columns == kStripColumns) {
-        pack_whole_strip(column);
+        pack_whole_strip(column, prefetch);
         multiply_values(column, columns, 0, rows_, prefetch);
         continue;
       }
@@ -226,12 +227,13 @@ class LatentPass {
   }
 
   // Packs a whole strip of bfloat16 values. Every row of a tile exists: those that the item does not cover are zeros.
-  void pack_whole_strip(int64_t column) {
+  void pack_whole_strip(int64_t column, [[maybe_unused]] RowPrefetch& prefetch) {
     if constexpr (kHasPairs) {
       auto* to = reinterpret_cast<float*>(scratch_.values);
       for (const char* values : tile_.group) {
         values += 2 * column;
         for (int t = 0; t < kGroupTokens; t += 2, values += 2 * tile_.stride, to += kStripColumns) {
+          if (t % 4 == 0) prefetch.steps(1);
           const auto a = (Halves)load(reinterpret_cast<const float*>(values));
           const auto b = (Halves)load(reinterpret_cast<const float*>(values + tile_.stride));
           store(to, (Vec)zip<0>(a, b, TwiceLanes{}));
