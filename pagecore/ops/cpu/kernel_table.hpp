@@ -23,7 +23,7 @@ inline constexpr int64_t kSplitFloor = 512;
 inline constexpr int64_t kPassRows = 64;
 // Target number of query rows of a prompt's item: a tile is packed once for all of them, and their sums stay in the
 // cache.
-inline constexpr int64_t kPromptRows = 128;
+inline constexpr int64_t kPromptRows = 256;
 // Up to this number of query rows, products are made straight from the codes of a quantised cache.
 inline constexpr int64_t kCodeRows = 8;
 // Rows of an AMX tile.

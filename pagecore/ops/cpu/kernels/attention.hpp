@@ -16,10 +16,8 @@
 // become float32; few rows of 16 bits are multiplied with their codes by the products of sealed_products.hpp.
 #pragma once
 
-#include "pagecore/ops/cpu/kernels/pass/accumulate.hpp"
+#include "pagecore/ops/cpu/kernels/pass/blocks.hpp"
 #include "pagecore/ops/cpu/kernels/pass/queries.hpp"
-#include "pagecore/ops/cpu/kernels/pass/score.hpp"
-#include "pagecore/ops/cpu/kernels/pass/softmax.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 namespace {
@@ -107,6 +105,7 @@ class ItemPass {
     visible.visit(tile, pass_.scratch);
     if (visible.empty()) return;
     set_order(tile, visible.whole() && pass_.choices.in_place() ? streams_ : kNatural);
+    if (takes_blocks(pass_)) return attend_blocks(pass_, tile, next);
     for (int64_t head = 0; head < pass_.head_count; ++head) {
       score(pass_, tile, head);
       softmax(pass_, tile, head);

@@ -131,7 +131,8 @@ PC_FORCE_INLINE LinesAhead lines_ahead(const RowsAhead& next, int place, const c
   Vec top = load(p.top + column);
 #pragma GCC unroll 4
   for (int t = 0; t < kQuadTokens; ++t) {
-    const Vec x = add_ones(add_twos(sums[t][0], sums[t][2]), add_twos(sums[t][1], sums[t][3])) * p.scale;
+    const Vec x =
+        join_ones<Add>(join_twos<Add>(sums[t][0], sums[t][2]), join_twos<Add>(sums[t][1], sums[t][3])) * p.scale;
     store(out + t * p.columns, x);
     top = max(top, x);
   }

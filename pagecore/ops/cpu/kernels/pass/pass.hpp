@@ -21,6 +21,7 @@ enum class ScorePath : uint8_t {
   AmxDigits,    // of the codes and digits of queries, with AMX
 };
 
+inline bool is_packed(ScorePath path) { return path >= ScorePath::Packed && path <= ScorePath::PackedCodes; }
 inline bool reads_codes(ScorePath path) { return path >= ScorePath::PackedCodes; }
 
 // The state that the steps of a pass share.
@@ -67,16 +68,16 @@ struct Pass {
     return choices.packed && !choices.by_amx && !interleaved ? visible.rows() : RowRange{0, rows};
   }
 
-  // The active rows of a head with their queries, scores and sums.
-  [[nodiscard]] HeadRows rows_of(int64_t head) const {
-    const RowRange active = active_rows();
-    const int64_t at = head * rows + active.first;
-    return {active.first,
-            active.last - active.first,
-            scratch.low + active.first,
-            scratch.high + active.first,
-            query_floats(head) + active.first * choices.query_stride,
-            query_pairs(head) + active.first * choices.query_stride,
+  // Rows of a head with their queries, scores and sums: those in a range, or the active ones.
+  [[nodiscard]] HeadRows rows_of(int64_t head) const { return rows_of(head, active_rows()); }
+  [[nodiscard]] HeadRows rows_of(int64_t head, const RowRange& range) const {
+    const int64_t at = head * rows + range.first;
+    return {range.first,
+            range.last - range.first,
+            scratch.low + range.first,
+            scratch.high + range.first,
+            query_floats(head) + range.first * choices.query_stride,
+            query_pairs(head) + range.first * choices.query_stride,
             choices.query_stride,
             query_integers(at),
             scratch.integer_rows + at,

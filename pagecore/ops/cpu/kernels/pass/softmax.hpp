@@ -43,26 +43,42 @@ PC_FORCE_INLINE void softmax_head_row(Pass& pass, const Tile& tile, int64_t head
                                    scratch.sum[at], background);
 }
 
-// Turns the scores of `head` into weights, and updates the running maximum and sum of each row.
-inline void softmax(Pass& pass, const Tile& tile, int64_t head) {
-  const AttentionArgs& args = pass.args;
+// Takes kRows rows at a time from `row` on, to all of whose keys they attend; returns the first row that is left.
+template <int kRows>
+PC_FORCE_INLINE int64_t softmax_whole_rows(const Pass& pass, int64_t head, int64_t row, int64_t last,
+                                           const TokenFactors& factors, BackgroundPrefetch& background) {
   const Scratch& scratch = pass.scratch;
-  const TileUse& use = pass.visible.use();
-  const TokenFactors factors{pass.keys.factors(tile.keys, head, use), pass.values.factors(tile.values, head, use)};
-  // Softmax does not touch memory; prefetch part of the values meanwhile.
-  BackgroundPrefetch background(
-      pass.choices.in_place() ? pass.next_rows_at(pass.values, tile.values, head) : NextRows{}, kTileTokens / 2);
-  const RowRange rows = pass.active_rows();
+  for (; row + kRows <= last; row += kRows) {
+    const int64_t at = head * pass.rows + row;
+    if (kRows == kManyRows && pass.tiles != nullptr) pass.tiles->keep_awake();
+    softmax_rows<kRows>(scratch.scale[head], factors.keys, factors.values, scratch.scores + at * kTileTokens,
+                        pass.choices.pairs ? scratch.weights + at * kTileTokens : nullptr,
+                        {scratch.max + at, scratch.sum + at, scratch.factor + at}, background);
+  }
+  return row;
+}
+
+// Turns the scores of a range of rows of `head` into weights, and updates the running maximum and sum of each row.
+inline void softmax(Pass& pass, const Tile& tile, int64_t head, const RowRange& rows, const TokenFactors& factors,
+                    const NextRows& next) {
+  BackgroundPrefetch background(next, kTileTokens / 2);
   int64_t row = rows.first;
-  if (pass.visible.whole() && args.softcap == 0.0 && args.alibi_slopes.data == nullptr) {
-    for (; row + kSoftmaxRows <= rows.last; row += kSoftmaxRows) {
-      const int64_t at = head * pass.rows + row;
-      softmax_rows(scratch.scale[head], factors.keys, factors.values, scratch.scores + at * kTileTokens,
-                   pass.choices.pairs ? scratch.weights + at * kTileTokens : nullptr,
-                   {scratch.max + at, scratch.sum + at, scratch.factor + at}, background);
-    }
+  if (pass.visible.whole() && pass.args.softcap == 0.0 && pass.args.alibi_slopes.data == nullptr) {
+    row = softmax_whole_rows<kManyRows>(pass, head, row, rows.last, factors, background);
+    row = softmax_whole_rows<kFewSoftmaxRows>(pass, head, row, rows.last, factors, background);
   }
   for (; row < rows.last; ++row) softmax_head_row(pass, tile, head, row, factors, background);
+}
+
+inline TokenFactors factors_of(Pass& pass, const Tile& tile, int64_t head) {
+  const TileUse& use = pass.visible.use();
+  return {pass.keys.factors(tile.keys, head, use), pass.values.factors(tile.values, head, use)};
+}
+
+// The same for the active rows. Softmax does not touch memory: part of the values is prefetched meanwhile.
+inline void softmax(Pass& pass, const Tile& tile, int64_t head) {
+  const NextRows next = pass.choices.in_place() ? pass.next_rows_at(pass.values, tile.values, head) : NextRows{};
+  softmax(pass, tile, head, pass.active_rows(), factors_of(pass, tile, head), next);
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 
 #include "pagecore/ops/cpu/kernels/products/multiply.hpp"
 #if defined(PC_AMX)
-#include "pagecore/ops/cpu/kernels/products/multiply_amx.hpp"
+#include "pagecore/ops/cpu/kernels/products/accumulate_amx.hpp"
 #endif
 
 namespace pagecore::cpu::PC_ISA {
@@ -22,6 +22,8 @@ class AmxTiles {
   AmxTiles() {}
   AmxTiles(const AmxTiles&) = delete;
   AmxTiles& operator=(const AmxTiles&) = delete;
+
+  PC_FORCE_INLINE void keep_awake() {}
 };
 #endif
 
@@ -42,7 +44,9 @@ inline void multiply_pairs([[maybe_unused]] AmxTiles& tiles, [[maybe_unused]] co
                            [[maybe_unused]] const float* factor, [[maybe_unused]] int64_t rows,
                            [[maybe_unused]] int64_t depth, [[maybe_unused]] int64_t columns) {
 #if defined(PC_AMX)
-  multiply_amx(tiles, {a, lda, b, ldb, c, ldc, factor, depth, columns, rows < kAmxRows ? rows : kAmxRows}, rows);
+  const AmxProduct product{a, lda, b, ldb, c, ldc, factor, depth, columns, rows < kAmxRows ? rows : kAmxRows};
+  if (factor == nullptr) return multiply_amx(tiles, product, rows);
+  accumulate_amx(tiles, product, rows);
 #elif defined(__AVX512BF16__)
   multiply<OfPairs>({reinterpret_cast<const char*>(a), 2 * lda, reinterpret_cast<const float*>(b), ldb, c, ldc, factor,
                      rows, depth / 2, columns});

@@ -160,39 +160,64 @@ PC_FORCE_INLINE Vec4 sum_each(Vec a, Vec b, Vec c, Vec d) {
   return __builtin_shufflevector(pq, rs, 0, 2, 4, 6) + __builtin_shufflevector(pq, rs, 1, 3, 5, 7);
 }
 
-// out[row] = sum_each(sums[row]...) for kBlockRows rows at once: a transposition through the additions, in the same
-// order.
 #if defined(__AVX512F__)
-// Each step adds halves of two vectors with one shuffle and blends, which have a higher throughput. Intrinsics, because
-// GCC turns blends into shuffles.
+struct Add {
+  PC_FORCE_INLINE static Vec of(Vec a, Vec b) { return a + b; }
+};
+struct Max {
+  PC_FORCE_INLINE static Vec of(Vec a, Vec b) { return max(a, b); }
+};
+
+// Each step joins halves of two vectors with one shuffle and blends, which have a higher throughput. Intrinsics,
+// because GCC turns blends into shuffles.
 PC_FORCE_INLINE Vec blend(Vec a, Vec b, __mmask16 from_b) {
   return (Vec)_mm512_mask_blend_ps(from_b, (__m512)a, (__m512)b);
 }
-PC_FORCE_INLINE Vec add_eights(Vec a, Vec b) {  // {a0 + a8 ... a7 + a15, b0 + b8 ...}
-  return blend(a, b, 0xff00) +
-         __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23);
+template <typename Join>
+PC_FORCE_INLINE Vec join_eights(Vec a, Vec b) {  // {a0 + a8 ... a7 + a15, b0 + b8 ...}
+  return Join::of(blend(a, b, 0xff00),
+                  __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23));
 }
-PC_FORCE_INLINE Vec add_fours(Vec a, Vec b) {  // {a0 + a4 .., b0 + b4 .., a8 + a12 .., b8 + b12 ..}
+template <typename Join>
+PC_FORCE_INLINE Vec join_fours(Vec a, Vec b) {  // {a0 + a4 .., b0 + b4 .., a8 + a12 .., b8 + b12 ..}
   const Vec others = blend(a, b, 0x0f0f);
-  return blend(a, b, 0xf0f0) +
-         __builtin_shufflevector(others, others, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+  return Join::of(blend(a, b, 0xf0f0),
+                  __builtin_shufflevector(others, others, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
 }
-PC_FORCE_INLINE Vec add_twos(Vec a, Vec b) {  // in each four: {a0 + a2, a1 + a3, b0 + b2, b1 + b3}
-  return blend(a, b, 0xcccc) +
-         __builtin_shufflevector(a, b, 2, 3, 16, 17, 6, 7, 20, 21, 10, 11, 24, 25, 14, 15, 28, 29);
+template <typename Join>
+PC_FORCE_INLINE Vec join_twos(Vec a, Vec b) {  // in each four: {a0 + a2, a1 + a3, b0 + b2, b1 + b3}
+  return Join::of(blend(a, b, 0xcccc),
+                  __builtin_shufflevector(a, b, 2, 3, 16, 17, 6, 7, 20, 21, 10, 11, 24, 25, 14, 15, 28, 29));
 }
-PC_FORCE_INLINE Vec add_ones(Vec a, Vec b) {  // in each four: {a0 + a1, b0 + b1, a2 + a3, b2 + b3}
+template <typename Join>
+PC_FORCE_INLINE Vec join_ones(Vec a, Vec b) {  // in each four: {a0 + a1, b0 + b1, a2 + a3, b2 + b3}
   const Vec others = blend(a, b, 0x5555);
-  return blend(a, b, 0xaaaa) +
-         __builtin_shufflevector(others, others, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+  return Join::of(blend(a, b, 0xaaaa),
+                  __builtin_shufflevector(others, others, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
 }
+
+// The joined lanes of each of 16 vectors, in the order of sum().
+template <typename Join>
+PC_FORCE_INLINE Vec join_lanes(const Vec (&of)[kLanes]) {
+  Vec fours[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    fours[i] = join_fours<Join>(join_eights<Join>(of[i], of[8 + i]), join_eights<Join>(of[4 + i], of[12 + i]));
+  }
+  return join_ones<Join>(join_twos<Join>(fours[0], fours[2]), join_twos<Join>(fours[1], fours[3]));
+}
+#endif
+
+// out[row] = sum_each(sums[row]...) for kBlockRows rows at once: a transposition through the additions, in the same
+// order.
+#if defined(__AVX512F__)
 PC_FORCE_INLINE void sum_block(const Vec (&sums)[kBlockRows][kBlockTokens], float* out, int64_t stride) {
   Vec t[kBlockTokens];  // four partial sums for each of rows 0, 2, 1, 3
 #pragma GCC unroll 4
   for (int i = 0; i < kBlockTokens; ++i) {
-    t[i] = add_fours(add_eights(sums[0][i], sums[1][i]), add_eights(sums[2][i], sums[3][i]));
+    t[i] = join_fours<Add>(join_eights<Add>(sums[0][i], sums[1][i]), join_eights<Add>(sums[2][i], sums[3][i]));
   }
-  const Vec rows = add_ones(add_twos(t[0], t[2]), add_twos(t[1], t[3]));
+  const Vec rows = join_ones<Add>(join_twos<Add>(t[0], t[2]), join_twos<Add>(t[1], t[3]));
   store_four(out, low(low(rows)));
   _mm_storeu_ps(out + 2 * stride, _mm512_maskz_extractf32x4_ps(0xf, (__m512)rows, 1));
   _mm_storeu_ps(out + stride, _mm512_maskz_extractf32x4_ps(0xf, (__m512)rows, 2));
