@@ -15,6 +15,9 @@ from bench.host.sealed_load import BLOCK, RESIDUAL, plane_shapes
 from pagecore import SealedBlocks
 from pagecore.arrays.dtypes.formats import SEALED_FORMATS, Format
 
+# Quantised caches of a quick run: one format of each kind of scale.
+QUICK_FORMATS = ("float8_e4m3fn", "int8_token", "nvfp4", "mxfp8")
+
 
 class GpuLoad:
     """Batches of one shape with disjoint blocks of one cache.
@@ -73,6 +76,10 @@ class GpuStored:
     caches : list of two arrays ``[blocks, block size, kv heads, codes]``
     scales : dict
         The arguments key_scale and value_scale of the ops; empty for formats without stored scales.
+    read : GpuLoad
+        The load with the numbers of the codes, rounded to its dtype.
+    nbytes : int
+        Bytes of codes and scales of a batch.
     """
 
     def __init__(self, load: GpuLoad, format: Format) -> None:
@@ -92,6 +99,14 @@ class GpuStored:
         key, value = (plane.flatten(0, 1) for plane in planes)
         key_cache, value_cache = self.caches
         pagecore.write_kv(key, value, key_cache, value_cache, slots, format=format.name, **self.scales)
+        self.read = copy(load)
+        scale_planes = self.scales.values() or (None, None)
+        self.read.key_cache, self.read.value_cache = (
+            pagecore.dequantize(codes, format.name, scales, dtype=load.dtype)
+            for codes, scales in zip(self.caches, scale_planes, strict=True)
+        )
+        row = sum(plane[0, 0].nbytes for plane in (*self.caches, *self.scales.values()))
+        self.nbytes = load.shape.sequences * load.shape.context * row
 
 
 class GpuSealed:

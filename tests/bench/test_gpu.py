@@ -25,7 +25,7 @@ from bench.harness.runner import Bench
 from bench.host.attention_load import Shape
 from bench.host.formats import PLAIN
 from pagecore.arrays.cuda.current import use_runtime
-from pagecore.arrays.dtypes.formats import SEALED_FORMATS
+from pagecore.arrays.dtypes.formats import FORMATS, SEALED_FORMATS
 from tests.arrays.fake_runtime import FakeRuntime
 
 pytestmark = pytest.mark.slow
@@ -193,6 +193,15 @@ def test_a_wrong_kernel_has_no_figure(bench, host, monkeypatch, name, fault):
     assert all(message in failure["error"] for failure in bench.failures)
 
 
+@pytest.mark.parametrize("name", ["gpu_decode", "gpu_prefill"])
+def test_rows_that_are_off_by_a_twentieth_have_no_figure_in_any_format(bench, host, monkeypatch, name):
+    plain = pagecore.paged_attention
+    monkeypatch.setattr(pagecore, "paged_attention", lambda *arrays, **options: plain(*arrays, **options).mul_(1.05))
+    import_module(cli.module_of(name)).run_on(bench, host)
+    assert [figure.name for figure in bench.figures] == []
+    assert {failure["name"].split(", ")[-1] for failure in bench.failures} >= {*FORMATS, *SEALED_FORMATS}
+
+
 MOVES = ("copy_blocks", "gather_blocks", "scatter_blocks")
 OTHERS = (*MOVES, "save", "load", "score_blocks", "select")  # figures of other functions
 
@@ -253,8 +262,8 @@ def test_a_control_that_refuses_a_case_is_left_out_with_a_note(bench, host, monk
     import_module("bench.gpu.gpu_decode").run_on(bench, host)
     assert bench.failures == []
     for figure in bench.figures:
-        sealed = figure.sizes.get("format") in SEALED_FORMATS  # compared with plain caches, and not with SDPA
-        assert list(figure.controls) == [controls.COPY, *([PLAIN] if sealed else [])]
+        stored = "format" in figure.sizes  # compared with plain caches, and not with SDPA
+        assert list(figure.controls) == [controls.COPY, *([PLAIN] if stored else [])]
     assert any("SDPA, contiguous KV is left out: RuntimeError: No available kernel" in note for note in bench.notes)
 
 
