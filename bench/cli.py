@@ -45,7 +45,7 @@ FOLDERS = {
 }
 NAMES = tuple(FOLDERS)
 # Benches that need a GPU, in the folder gpu.
-GPU_NAMES = ("gpu_write", "gpu_decode", "gpu_latent", "gpu_prefill", "gpu_sparse")
+GPU_NAMES = ("gpu_decode", "gpu_latent", "gpu_prefill", "gpu_write", "gpu_sparse")
 # The bench that --plot draws.
 DRAWN = "cpu_attention"
 PEERS = ("sglang", "vllm")

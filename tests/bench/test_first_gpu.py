@@ -139,6 +139,7 @@ def test_smoke_runs_may_take_what_earlier_steps_left(tmp_path, monkeypatch):
     run.take(Step("five", (), 99, 45))
     assert 90 < limits[-1] <= 100
     assert {each.extra_s for each in steps(tmp_path, ()) if each.name.startswith("smoke")} == {45}
+    assert {each.extra_s for each in steps(tmp_path, ()) if each.name.startswith("bench")} == {30}
 
 
 def test_kernels_that_came_with_the_tree_become_private(tmp_path):
@@ -180,14 +181,16 @@ def test_kernels_become_private_although_their_former_folder_cannot_be_removed(t
     assert (folder / "a.cubin").read_bytes() == b"image"
 
 
-def test_the_benches_run_alone_smoke_before_the_tests_and_quick_after_them(tmp_path):
+def test_all_smoke_runs_and_the_benches_of_decode_precede_the_tests(tmp_path):
     planned = {each.name: each.command for each in steps(tmp_path, ("--quick",))}
     assert list(planned) == [
         "build",
         "kernels",
         *(f"smoke {name}" for name in GPU_NAMES),
+        "bench gpu_decode",
+        "bench gpu_latent",
         "tests",
-        *(f"bench {name}" for name in GPU_NAMES),
+        *(f"bench {name}" for name in GPU_NAMES[2:]),
     ]
     for name in GPU_NAMES:
         assert planned[f"smoke {name}"][1:] == ("-m", "bench", name, "--smoke")
