@@ -124,7 +124,6 @@ PC_DEVICE Global<pc_uint8> row_at(const PcCache& plane, pc_int64 block, const Co
 }
 
 PC_DEVICE Global<pc_uint8> scales_at(const PcScales& plane, pc_int64 block, const ConvertPlace& place) {
-  if (plane.data == 0) return Global<pc_uint8>(plane.data);
   return row_at({plane.data, plane.block_stride, plane.token_stride, plane.head_stride}, block, place);
 }
 
