@@ -62,6 +62,19 @@ def assert_close(got: Any, expected: Any, tolerance: float = 6e-3) -> None:
     assert error <= tolerance
 
 
+def captured(torch: Any, step: Any) -> tuple[Any, Any]:
+    """Run a step once, so that its kernels are loaded, and capture it; return the graph and the result."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        result = step()
+    return graph, result
+
+
 def test_torch_and_tensors_share_memory_both_ways(cuda, torch_cuda):
     torch = torch_cuda
     tensor = pagecore.zeros((3, 5), "bfloat16", cuda.device)
@@ -167,14 +180,7 @@ def test_layers_share_a_plan_of_the_operator_and_a_graph_replans(cuda, torch_cud
         assert torch.equal(out, interop.paged_attention(*arrays))
     for out in torch.compile(step, fullgraph=True, backend="aot_eager")():
         assert_close(out, batch.expected(torch))
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        outs = step()
+    graph, outs = captured(torch, step)
     for lens in ((37, 128, 1), (48, 100, 16), (1, 1, 1)):
         batch.lens.copy_(torch.tensor(lens, dtype=torch.int32))
         graph.replay()
@@ -198,14 +204,7 @@ def test_a_graph_serves_other_slots_and_lengths_than_those_it_was_captured_with(
         pagecore.write_kv(key, value, batch.key_cache, batch.value_cache, slots)
         batch.attend(plan=plan, out=out)
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        step()
+    graph, _ = captured(torch, step)
     for lens in ((38, 127, 2), (1, 1, 1), (48, 100, 16)):
         table = torch.tensor(TABLE)
         places = [int(table[i, (n - 1) // BLOCK]) * BLOCK + (n - 1) % BLOCK for i, n in enumerate(lens)]
@@ -232,14 +231,7 @@ def test_a_graph_of_torch_operators_plans_at_each_launch(cuda, torch_cuda):
     def step() -> Any:
         return paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.table, batch.lens)
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        out = step()
+    graph, out = captured(torch, step)
     # New memory must not overlap that of the graph.
     others = [torch.full((1 << 20,), -1, dtype=torch.int32, device="cuda") for _ in range(8)]
     for lens in ((38, 127, 2), (1, 1, 1), (48, 100, 16)):
