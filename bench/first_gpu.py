@@ -72,23 +72,12 @@ def steps(out: Path, kind: tuple[str, ...]) -> list[Step]:
     python, jobs = sys.executable, str(cores())
     build = (python, "setup.py", "-q", "build_clib", f"-j{jobs}", "build_ext", "--inplace", f"-j{jobs}")
     report = (python, "-m", "pagecore.ops.cuda.report", "--arch", "device", "--jobs", jobs)
-    tests: tuple[str, ...] = (
-        python,
-        "-m",
-        "pytest",
-        "tests/gpu",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-W",
-        "default",
-        "--tb",
-        "short",
-    )
+    # -v: a run that is killed has named the tests that failed.
+    tests = [python, "-m", "pytest", "tests/gpu", "-v", "-pno:cacheprovider", "-Wdefault", "--tb=short"]
     if find_spec("xdist") is not None:
-        tests += ("-n", str(TEST_PROCESSES), "--dist", "loadfile")
+        tests += ["-n", str(TEST_PROCESSES), "--dist", "loadfile"]
     if find_spec("pytest_timeout") is not None:
-        tests += ("--timeout", "90")
+        tests += ["--timeout", "90"]
     # Longer benches take what earlier steps have left.
     benches = [
         Step(f"bench {name}", (python, "-m", "bench", name, *kind, "--json", str(out / f"{name}.json")), 28, 30)
@@ -100,7 +89,7 @@ def steps(out: Path, kind: tuple[str, ...]) -> list[Step]:
         # The first runs compile kernels that the step before had no time for.
         *(Step(f"smoke {name}", (python, "-m", "bench", name, "--smoke"), 15, 45) for name in BENCHES),
         *benches[:BEFORE_TESTS],
-        Step("tests", tests, 115),
+        Step("tests", tuple(tests), 115),
         *benches[BEFORE_TESTS:],
     ]
 

@@ -202,9 +202,9 @@ def test_the_tests_run_in_eight_processes_where_xdist_is_installed(tmp_path, mon
     monkeypatch.setattr(first_gpu, "find_spec", lambda name: object())
     (command,) = (each.command for each in steps(tmp_path, ()) if each.name == "tests")
     text = " ".join(command)
-    assert "pytest tests/gpu -q" in text
+    assert "pytest tests/gpu -v" in text
     assert "-n 8 --dist loadfile" in text
-    assert "-W default" in text
+    assert "-Wdefault" in text
     monkeypatch.setattr(first_gpu, "find_spec", lambda name: None)
     (command,) = (each.command for each in steps(tmp_path, ()) if each.name == "tests")
     assert "-n" not in command
