@@ -46,7 +46,7 @@ def print_facts() -> None:
     """Print a line for each fact."""
     gpu = find_gpu()
     print("gpu:", gpu if isinstance(gpu, str) else ", ".join(f"{name} {value}" for name, value in gpu.items()))
-    print("nvidia-smi:", ", ".join(f"{field} {ask_smi(field)}" for field in SMI))
+    print(f"nvidia-smi: {', '.join(SMI)}: {ask_smi(*SMI)}")  # one call: each may take a second
     print(f"system: {platform.platform()}, {platform.version()}")
     print(f"cores: {cores()}, memory: {os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB")
     print(f"python: {sys.version.split()[0]} at {sys.executable}")
@@ -82,9 +82,10 @@ def find_gpu() -> dict[str, str] | str:
     return {"gpu": name.value.decode(), "driver": ask_smi("driver_version"), "cuda": cuda}
 
 
-def ask_smi(field: str) -> str:
-    """Return one field of the first GPU, as nvidia-smi prints it, or "unknown"."""
-    return _output("nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader").partition("\n")[0] or "unknown"
+def ask_smi(*fields: str) -> str:
+    """Return fields of the first GPU, as nvidia-smi prints them, or "unknown"."""
+    query = f"--query-gpu={','.join(fields)}"
+    return _output("nvidia-smi", query, "--format=csv,noheader").partition("\n")[0] or "unknown"
 
 
 def commit(root: Path) -> str:
