@@ -21,7 +21,7 @@ from pagecore.ops.cuda.compilation.compiler import (
     compiler_version,
     complete_image,
 )
-from pagecore.ops.cuda.compilation.manifest import instances
+from pagecore.ops.cuda.compilation.manifest import instance, instances
 
 
 def test_instances_of_a_source_become_one_image_with_one_symbol_each(nvrtc, toys):
@@ -108,6 +108,20 @@ def test_an_invalid_architecture_is_refused(architecture):
 
 def test_no_flag_changes_ieee_arithmetic():
     assert not [flag for flag in FLAGS if "fast" in flag or "ftz" in flag or "prec" in flag]
+
+
+@pytest.mark.parametrize(
+    ("version", "converts"), [((12, 9), False), ((13, 0), False), ((13, 1), True), ((14, 0), True)]
+)
+def test_versions_that_compile_converted_addresses_without_end_get_none(monkeypatch, version, converts):
+    monkeypatch.setattr(compiler, "nvrtc", lambda: types.SimpleNamespace(getVersion=lambda: version))
+    assert (compiler.flags() == FLAGS) == converts
+    assert compiler.flags()[: len(FLAGS)] == FLAGS
+
+
+def test_kernels_compile_without_the_conversion(nvrtc, monkeypatch):
+    monkeypatch.setattr(compiler, "flags", lambda: (*FLAGS, compiler.UNCONVERTED))
+    assert compile_instances([instance("merge_many<float>")], "sm_90a").image
 
 
 def test_a_product_and_a_sum_are_not_contracted(nvrtc):

@@ -59,7 +59,7 @@ def change_compiler(folder, monkeypatch):
 
 
 def change_flags(folder, monkeypatch):
-    monkeypatch.setattr(cubins, "FLAGS", ("--std=c++20",))
+    monkeypatch.setattr(cubins, "flags", lambda: ("--std=c++20",))
 
 
 @pytest.mark.parametrize("change", [change_source, change_header, change_compiler, change_flags])

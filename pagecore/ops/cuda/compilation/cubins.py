@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from pagecore.ops.cuda.compilation.compiler import FLAGS, Cubin, compile_instances, compiler_version
+from pagecore.ops.cuda.compilation.compiler import Cubin, compile_instances, compiler_version, flags
 from pagecore.ops.cuda.compilation.manifest import Instance
 from pagecore.ops.cuda.compilation.sources import with_headers
 
@@ -69,7 +69,7 @@ def cache_key(instances: Sequence[Instance], architecture: str) -> str:
     """Return a key of everything that the machine code depends on."""
     text, headers = with_headers(instances[0].source)
     names = [each.name for each in instances]
-    parts = [names, architecture, compiler_version(), FLAGS, text, sorted(headers.items())]
+    parts = [names, architecture, compiler_version(), flags(), text, sorted(headers.items())]
     return _sha256(json.dumps(parts).encode())[:40]
 
 
