@@ -45,7 +45,7 @@ def image_of_nvrtc(nvrtc, text, architecture):
     library = ctypes.CDLL(next(line.split()[-1] for line in maps if "libnvrtc.so" in line))
     program = nvrtc.createProgram(text, "f.cu", [], [])
     nvrtc.addNameExpression(program, "f")
-    nvrtc.compileProgram(program, (f"--gpu-architecture={architecture}", *FLAGS))
+    nvrtc.compileProgram(program, (f"--gpu-architecture={architecture}", *compiler.flags()))
     size, handle = ctypes.c_size_t(), ctypes.c_void_p(program)
     assert library.nvrtcGetCUBINSize(handle, ctypes.byref(size)) == 0
     image = ctypes.create_string_buffer(size.value)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pagecore.ops.cuda.compilation.compiler import FLAGS
+from pagecore.ops.cuda.compilation.compiler import UNCONVERTED, flags
 from pagecore.ops.cuda.compilation.manifest import instance, instances
 from pagecore.ops.cuda.compilation.sources import with_headers
 from tests.cuda.matrix import cases
@@ -29,8 +29,8 @@ def ptx_of(nvrtc, name):
     program = nvrtc.createProgram(text, chosen.source, [header.encode() for header in headers.values()], names)
     try:
         nvrtc.addNameExpression(program, chosen.expression)
-        flags = (each for each in FLAGS if not each.startswith("--ptxas"))
-        nvrtc.compileProgram(program, ("--gpu-architecture=compute_90a", *flags))
+        chosen_flags = (each for each in flags() if not each.startswith("--ptxas"))
+        nvrtc.compileProgram(program, ("--gpu-architecture=compute_90a", *chosen_flags))
         ptx = nvrtc.getPTX(program)
         return ptx.decode() if isinstance(ptx, bytes) else ptx
     finally:
@@ -39,6 +39,8 @@ def ptx_of(nvrtc, name):
 
 @pytest.mark.parametrize("name", cases(FEW, EVERY))
 def test_accesses_name_their_memory_and_loads_are_coherent(nvrtc, name):
+    if UNCONVERTED in flags():
+        pytest.skip("needs NVRTC 13.1: accesses are generic with an older one")
     accesses = set(ACCESS.findall(ptx_of(nvrtc, name)))
     assert any(each.startswith("ld.global") for each in accesses)
     assert {each for each in accesses if re.split(r"[.:]", each.removeprefix("ld.volatile"))[1] not in SPACES} == set()
