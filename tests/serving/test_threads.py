@@ -61,6 +61,38 @@ def test_a_call_of_another_thread_leaves_the_step_that_schedule_makes(monkeypatc
     scheduler.check_invariants()
 
 
+@pytest.mark.parametrize("name", ["list_outputs", "find_decodes"])
+def test_a_signal_handler_that_reads_in_the_middle_of_schedule_leaves_its_step_open(monkeypatch, name):
+    scheduler, seen = make_scheduler(), []
+    scheduler.add(Request(0, range(10), 2))
+    own = getattr(step_calls, name)
+
+    def interposed(*args):
+        seen.append(read_all(scheduler))
+        return own(*args)
+
+    monkeypatch.setattr(step_calls, name, interposed)
+    step = scheduler.schedule()
+    assert scheduler.step is step
+    assert seen[0][-1] is None
+    scheduler.commit(step)
+    scheduler.accept(step, [5])
+    scheduler.check_invariants()
+
+
+def test_embeddings_that_read_counts_leave_the_step_open():
+    class Watched:
+        def __contains__(self, digest):
+            return scheduler.num_running < 0
+
+    scheduler = make_scheduler(embeddings=Watched())
+    scheduler.add(Request(0, range(10), 2, spans=[(2, 6, b"image")]))
+    step = scheduler.schedule()
+    assert [span.digest for span in step.encoder_spans] == [b"image"]
+    scheduler.commit(step)
+    scheduler.accept(step, [5])
+
+
 def test_figures_do_not_wait_for_a_call(monkeypatch):
     scheduler = make_scheduler()
     scheduler.add(Request(0, range(10), 2))

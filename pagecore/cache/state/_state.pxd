@@ -17,6 +17,7 @@ cdef extern from "pagecore/cache/state/state_lock.hpp" namespace "pagecore" nogi
         void release()
         int64_t suspend()
         void resume(int64_t depth)
+        int64_t depth()
         uint64_t generation()
         void begin_waiting()
         void end_waiting()

@@ -17,6 +17,11 @@ cdef class StateLock:
     def __init__(self):
         _locks.add(self)
 
+    @property
+    def depth(self):
+        """Number of holds of the thread that has the lock."""
+        return self.native.depth()
+
     cdef int acquire(self) except -1:
         if not self.native.try_acquire(PyThread_get_thread_ident(), False):
             self.queue(True)

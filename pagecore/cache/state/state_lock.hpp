@@ -44,6 +44,7 @@ class StateLock {
   // Restores the depth after the lock was acquired again.
   void resume(int64_t depth) noexcept { depth_ = depth; }
 
+  [[nodiscard]] int64_t depth() const noexcept { return depth_; }
   [[nodiscard]] uint64_t generation() const noexcept { return generation_; }
   void begin_waiting() noexcept { ++num_waiting_; }
   void end_waiting() noexcept { --num_waiting_; }

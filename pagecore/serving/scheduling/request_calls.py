@@ -53,7 +53,7 @@ class SchedulerRequests(SchedulerView):
         ShapeError
             A `cache_priority` or `cache_time_to_live` out of range.
         """
-        roster = self._settled()
+        roster = self._roster
         if not isinstance(request, Request):
             raise UnsupportedOption(f"expected a Request, got {shown(request)}")
         limits = self._limits
@@ -132,7 +132,7 @@ class SchedulerRequests(SchedulerView):
         InvalidSequence
             `run` is not a run of this scheduler.
         """
-        roster = self._settled()
+        roster = self._roster
         if self._require_run(run, "cancel").has_ended:
             return False
         roster.cancel(run)
@@ -176,7 +176,7 @@ class SchedulerRequests(SchedulerView):
         -----
         As vLLM's requests that wait for remote keys and values, with its policy "recompute".
         """
-        roster = self._settled()
+        roster = self._roster
         self._require_run(run, "wait for")
         missing = [name for name in ("has_ended", "cancel", "release") if not hasattr(load, name)]
         if missing:
@@ -214,7 +214,7 @@ class SchedulerRequests(SchedulerView):
         ShapeError
             `num_tokens` is not an integer between 1 and the number of tokens of the run.
         """
-        roster = self._settled()
+        roster = self._roster
         self._require_loadable(run)
         count = len(run.tokens) if num_tokens is None else require_int("num_tokens", num_tokens, 1, max=len(run.tokens))
         step = roster.step
@@ -262,7 +262,7 @@ class SchedulerRequests(SchedulerView):
         -----
         As vLLM's ``reset_prefix_cache(reset_running_requests=True)``, and SGLang's ``pause_generation`` that retracts.
         """
-        roster = self._settled()
+        roster = self._roster
         preempted = self._preempt((*roster.waiting, *roster.running, *roster.idle), swap)
         while roster.release_encoder_output():
             pass
@@ -300,7 +300,6 @@ class SchedulerRequests(SchedulerView):
         UnsupportedOption
             `swap` is not True or False.
         """
-        self._settled()
         chosen = as_tuple("runs", runs, "runs of this scheduler")
         return self._preempt([self._require_run(run, "preempt") for run in chosen], swap)
 

@@ -91,7 +91,7 @@ class SchedulerSteps(SchedulerTurns):
         OutOfRows
             Rows of the cache are held outside the scheduler.
         """
-        roster = self._settled()
+        roster = self._roster
         hold_prompts = flag("hold_prompts", hold_prompts)
         if roster.steps:
             require_room(roster.steps, overlap=self.overlap)
@@ -171,7 +171,7 @@ class SchedulerSteps(SchedulerTurns):
             Imports, or holders outside the scheduler, have the rows that the samples of a prompt need; the step is not
             committed. Cancel an import or samples, and commit again.
         """
-        roster = self._settled()
+        roster = self._roster
         require_step(roster.steps, step, StepState.SCHEDULED, "commit")
         is_plain = accepted is None and accepted_path is None and not step.has_drafts
         verified = None if is_plain else read_accepted(step, accepted, accepted_path)
@@ -191,7 +191,7 @@ class SchedulerSteps(SchedulerTurns):
         InvalidSequence
             `step` is not the newest open step of this scheduler, or is committed; nothing is changed.
         """
-        roster = self._settled()
+        roster = self._roster
         require_step(roster.steps, step, StepState.SCHEDULED, "abandon")
         roster.abandon(step)
 
@@ -231,7 +231,7 @@ class SchedulerSteps(SchedulerTurns):
             `step` is not the oldest open step of this scheduler, is not committed, or was already accepted; nothing is
             changed.
         """
-        roster = self._settled()
+        roster = self._roster
         require_step(roster.steps, step, StepState.COMMITTED, "accept")
         flags = None if finished is None else read_flags(finished, len(step.outputs))
         going_ids: NDArray[np.int32] | list[list[int]]

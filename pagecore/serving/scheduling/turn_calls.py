@@ -83,7 +83,7 @@ class SchedulerTurns(SchedulerRequests):
         As vLLM's streaming input, which drops the last token at the end of each turn; SGLang keeps it. Nothing is
         changed if an error is raised.
         """
-        roster = self._settled()
+        roster = self._roster
         if self._require_run(run, "extend").has_ended:
             raise InvalidSequence(f"{run!r} has ended; add a request whose prompt begins with the tokens of the run")
         if run.held is None and run not in roster.waiting and run not in roster.idle:
@@ -130,7 +130,7 @@ class SchedulerTurns(SchedulerRequests):
         InvalidSequence
             `run` is not a run of this scheduler.
         """
-        roster = self._settled()
+        roster = self._roster
         if self._require_run(run, "finish") in roster.idle:
             roster.cancel(run, state=State.FINISHED)
             return True

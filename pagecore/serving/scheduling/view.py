@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pagecore.cache.state._state import Held
 from pagecore.errors import PagecoreError
-from pagecore.serving.scheduling.exclusive import exclusive
+from pagecore.serving.scheduling.exclusive import exclusive, settle
 from pagecore.serving.scheduling.figures import SchedulerFigures, read_figures
 from pagecore.serving.scheduling.roster_checks import check_roster
 
@@ -42,7 +42,7 @@ class SchedulerView:
     @exclusive
     def running(self) -> tuple[Run, ...]:
         """The admitted runs, in order of admission."""
-        return tuple(self._settled().running)
+        return tuple(self._roster.running)
 
     @property
     @exclusive
@@ -51,19 +51,19 @@ class SchedulerView:
 
         Under the policy "fcfs" this is the order of admission.
         """
-        return tuple(self._settled().waiting)
+        return tuple(self._roster.waiting)
 
     @property
     @exclusive
     def idle(self) -> tuple[Run, ...]:
         """The runs between two turns, in the order in which the last turn of each has ended."""
-        return tuple(self._settled().idle)
+        return tuple(self._roster.idle)
 
     @property
     @exclusive
     def loading(self) -> tuple[Run, ...]:
         """The runs of the queue that wait for a load, in the order in which their loads began."""
-        return tuple(self._settled().loading)
+        return tuple(self._roster.loading)
 
     @property
     @exclusive
@@ -73,7 +73,7 @@ class SchedulerView:
         These are the admitted runs, the next one if its prefix is pinned, and the runs between two turns, or with an
         import that has ended, that have not given their blocks up. Rows of imports under way are not listed.
         """
-        roster = self._settled()
+        roster = self._roster
         return (*roster.running, *roster.pinned, *roster.victims())
 
     @property
@@ -156,7 +156,7 @@ class SchedulerView:
     @exclusive
     def check_invariants(self) -> None:
         """Recount the runs and what they hold; raise `PagecoreError` if the state is inconsistent."""
-        roster = self._settled()
+        roster = self._roster
         check_roster(roster)
         rows = sum(run.samples for run in roster.running)
         if rows > self.max_running:
@@ -172,5 +172,5 @@ class SchedulerView:
         roster = self._roster
         if roster.may_be_interrupted:
             with Held(self._lock):  # once no other thread is in the middle of a transition
-                roster.settle()
+                settle(self)
         return roster
