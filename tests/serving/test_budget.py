@@ -195,7 +195,14 @@ def test_a_longest_request_that_does_not_fit_is_advised():
         ({"device_memory": "16GiB"}, r"of 12.36 GiB that the reserves leave: 2.60 GiB are missing"),
         ({"device_memory": "8GiB", "ranks": 2, "options": DeviceOptions(weights="9GiB")}, "take 9.00 GiB on each of 2"),
         ({"device_memory": 0}, "are missing for the weights alone"),
-        ({"device_memory": "15GiB", "options": DeviceOptions(graph_batch=9000)}, r"but the reserves take 21\.\d\d GiB"),
+        (
+            {"device_memory": "15GiB", "options": DeviceOptions(graph_batch=9000)},
+            r"but the reserves take 21\.\d\d GiB; use a graph_batch below 9000, or a device with more memory",
+        ),
+        (
+            {"device_memory": "24GiB", "options": DeviceOptions(graph_batch=6000, chunked_prefill_size=4096)},
+            "the cache needs more; use a chunked_prefill_size of 2048 and a graph_batch below 6000; use more ranks",
+        ),
     ],
 )
 def test_a_device_smaller_than_the_weights_is_refused_with_what_is_missing(arguments, reason):

@@ -22,7 +22,7 @@ from pagecore.models.parameters import (
 from pagecore.serving.budget.advice import advise, advise_contexts
 from pagecore.serving.budget.images import ImageMemory, image_memory
 from pagecore.serving.budget.options import Config, DeviceOptions, device_bytes
-from pagecore.serving.budget.presets import GIB, MIB, Preset, draft_bytes, reserved_bytes, vision_factor
+from pagecore.serving.budget.presets import GIB, LEAST_CHUNK, MIB, Preset, draft_bytes, reserved_bytes, vision_factor
 from pagecore.serving.budget.stages import Stage, stages_of
 from pagecore.serving.memory_classes import DevicePlan, MemoryClass
 from pagecore.serving.plans import MemoryPlan, ModelPlan
@@ -240,23 +240,34 @@ def _bytes_of(cache: MemoryPlan, number: int) -> int:
 
 def _missing(engine: _Engine, stage: Stage, static: int, weights: _Weights) -> NotEnoughMemory:
     """Return the error for weights that leave no memory for a cache."""
-    memory, ranks = engine.memory, engine.ranks
+    memory, ranks, options = engine.memory, engine.ranks, engine.options
     where = f" on each of {ranks} ranks" if ranks > 1 else ""
     what = f"{stage} of {engine.model.model_type}" if stage.count > 1 else engine.model.model_type
     text = f"device_memory is {_size(memory)}, and the weights of {what} take {_size(weights.nbytes)}{where}"
+    smaller = _smaller_steps(engine) if options.static_fraction is None else []
     if weights.nbytes > memory:
         text += f": {_size(weights.nbytes - memory)} are missing for the weights alone"
-    elif static == 0 and engine.options.static_fraction is None:
-        reserved = _size(_reserved(engine, stage))
-        return NotEnoughMemory(f"{text}, but the reserves take {reserved}; use a device with more memory")
+    elif static == 0 and options.static_fraction is None:
+        remedies = ", or ".join([*smaller, "a device with more memory"])
+        return NotEnoughMemory(f"{text}, but the reserves take {_size(_reserved(engine, stage))}; use {remedies}")
     else:
         text += (
             f", of {_size(static)} that the reserves leave: {_size(weights.nbytes - static)} are missing, and the "
             "cache needs more"
         )
-        if engine.options.static_fraction is None and engine.preset.chunked_prefill_size > 2048:
-            text += "; use a chunked_prefill_size of 2048"
+        if smaller:
+            text += f"; use {' and '.join(smaller)}"
     return NotEnoughMemory(text + "; use more ranks or pipeline stages, or weights of fewer bits (fp8, int4)")
+
+
+def _smaller_steps(engine: _Engine) -> list[str]:
+    """Return the sizes of steps for which less would be reserved: a large chunk, and a graph that was asked for."""
+    smaller = []
+    if engine.preset.chunked_prefill_size > LEAST_CHUNK:
+        smaller.append(f"a chunked_prefill_size of {LEAST_CHUNK}")
+    if engine.options.graph_batch:
+        smaller.append(f"a graph_batch below {engine.options.graph_batch}")
+    return smaller
 
 
 def _size(nbytes: int) -> str:
