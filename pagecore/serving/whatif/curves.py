@@ -33,7 +33,7 @@ def what_if(path: Trace, options: WhatIfOptions | None = None) -> WhatIf:
     The model is a cache that serves one prompt after another and computes nothing else: a prompt reuses the longest
     cached prefix of whole blocks before its last token. The curve of "lru" equals ``pagecore replay --prefill-only
     --max-running 1`` at every size. For a model with windows or recurrent states, the curves are simulated: the cache
-    of the model serves the trace at up to 12 sizes.
+    of the model serves the trace at up to 12 sizes of a range, or at each of a list.
 
     Parameters
     ----------

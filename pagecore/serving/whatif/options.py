@@ -22,7 +22,7 @@ from pagecore.storage.checks import as_float, as_tuple, require_int, shown
 from pagecore.storage.pools.pool import blocks_within
 
 LRU = "lru"
-# Sizes of a policy that has to be simulated at each.
+# Sizes of a range at which a policy is simulated.
 SIMULATED_SIZES = 12
 # Sums of sizes fit int64.
 MEMORY_MAX = 1 << 61
@@ -42,7 +42,7 @@ class WhatIfOptions:
         Tokens of a block; a curve for each.
     policies : sequence of str
         "lru" is exact at every size; "lfu", "fifo", "mru", "filo", "slru" and "slru:SHARE" are simulated at up to 12
-        sizes.
+        sizes of a range, or at each of a list.
     bytes_per_token : int, optional
         Bytes of key and value of one token in all layers. The default, 131072, is Llama 3 8B in bfloat16.
     model : path or dict, optional
@@ -153,7 +153,9 @@ class WhatIfOptions:
         return ReplayOptions(**size, **model, block_size=block_size, evict=policy, prefill_only=True, max_running=1)
 
     def simulated_sizes(self) -> list[int]:
-        """Return the sizes at which policies are simulated."""
+        """Return the sizes at which policies are simulated: all that were listed, or some of a range."""
+        if not _is_range(self.memory):
+            return self.sizes
         which = np.unique(
             np.linspace(0, len(self.sizes) - 1, min(SIMULATED_SIZES, len(self.sizes))).round().astype(int)
         )
@@ -189,14 +191,18 @@ class WhatIfOptions:
             )
 
 
+def _is_range(memory: object) -> bool:
+    return isinstance(memory, str) and ".." in memory and "," not in memory
+
+
 def _sizes(memory: int | str | Sequence[int | str], points: int) -> list[int]:
     if isinstance(memory, str) and "," in memory:
         memory = memory.split(",")
-    if isinstance(memory, list | tuple) and memory:
+    if isinstance(memory, Sequence) and not isinstance(memory, str | bytes) and memory:
         return sorted({_checked(size) for size in memory})
-    if not isinstance(memory, str) or ".." not in memory:
+    if not _is_range(memory):
         return [_checked(memory)]  # type: ignore[arg-type]
-    low, _, high = memory.partition("..")
+    low, _, high = str(memory).partition("..")
     first, last = _checked(low), _checked(high)
     if not first < last:
         raise ShapeError(f"memory is {memory!r}; expected a range from a smaller to a larger size, such as 8GiB..1TiB")

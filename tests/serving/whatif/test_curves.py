@@ -188,7 +188,11 @@ def test_tiers_are_inclusive_caches(tmp_path):
     assert all(tier.hit_tokens > 0 for tier in result.tiers)
 
 
-@pytest.mark.parametrize("listed", [[100_000_000, "8MB", "8MB"], "100MB,8000000", (8_000_000, "100MB")], ids=repr)
+@pytest.mark.parametrize(
+    "listed",
+    [[100_000_000, "8MB", "8MB"], "100MB,8000000", (8_000_000, "100MB"), range(8_000_000, 100_000_001, 92_000_000)],
+    ids=repr,
+)
 def test_a_list_of_sizes_has_the_hits_of_each(tmp_path, listed):
     path = mooncake(tmp_path / "trace.jsonl", 7)
 
@@ -199,6 +203,12 @@ def test_a_list_of_sizes_has_the_hits_of_each(tmp_path, listed):
     singles = [hits(size) for size in (8_000_000, 100_000_000)]
     assert hits(listed) == tuple([one[i][0] for one in singles] for i in range(2))
     assert singles[0][1] != singles[1][1]
+
+
+def test_policies_are_simulated_at_each_size_of_a_list(tmp_path):
+    sizes = list(range(8_000_000, 90_000_000, 5_000_000))
+    options = WhatIfOptions(memory=sizes, block_sizes=(512,), bytes_per_token=TOKEN_BYTES, policies=("lfu",))
+    assert what_if(mooncake(tmp_path / "trace.jsonl", 7), options).curves[0].memory == sizes
 
 
 @pytest.mark.parametrize("memory", [[], ["x"], "1GB,", [1, "1GB..2GB"]], ids=repr)
