@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import SupportsFloat, TypeVar
+from typing import TYPE_CHECKING, Any, SupportsFloat, TypeVar
+
+import numpy as np
 
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.storage.checks import as_float, shown
 
-__all__ = ["as_instance", "as_rate", "check_callbacks", "named"]
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["as_array", "as_instance", "as_rate", "check_callbacks", "named"]
 
 T = TypeVar("T")
 # Times of the longest trace at these rates are finite.
 RATE_MIN, RATE_MAX = 1e-6, 1e15
+
+
+def as_array(name: str, given: ArrayLike, entries: str) -> NDArray[Any]:
+    """Return `given` as an array; raise ShapeError, naming the expected `entries`, if NumPy cannot read it."""
+    try:
+        return np.asarray(given)
+    except MemoryError:
+        raise
+    except Exception as error:  # ragged lists, tensors of a device or without data, foreign objects
+        raise ShapeError(f"{name} is not {entries}: {error}") from error
 
 
 def as_rate(name: str, value: SupportsFloat, unit: str) -> float:

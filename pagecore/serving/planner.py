@@ -233,13 +233,14 @@ def _listed(context: SupportsIndex | Iterable[SupportsIndex]) -> list[Any]:
     # Arrays of any shape have __index__, so the type does not decide.
     given: Any = context
     try:
-        return [operator.index(given)]
-    except TypeError:
+        operator.index(given)
+        return [given]
+    except Exception:  # __index__ of a foreign object may raise anything
         pass
     try:
         return list(given)
-    except TypeError:
-        raise ShapeError(f"context is {shown(context)}; expected a number of tokens or a list of them") from None
+    except TypeError as error:
+        raise ShapeError(f"context is {shown(context)}; expected a number of tokens or a list of them") from error
 
 
 def _group(group: Group, num_blocks: int, block_size: int) -> GroupPlan:

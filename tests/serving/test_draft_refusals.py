@@ -37,6 +37,7 @@ def test_wrong_drafts_are_refused_and_nothing_is_scheduled(drafts, error, messag
         ([1.5], UnsupportedDtype, "expected a number, token ids, or a DraftTree"),
         ([2**31], ShapeError, "ids must fit int32"),
         ([[1, 2]], ShapeError, "has shape"),
+        ([[1], [2, 3]], ShapeError, "is not a 1-D array of token ids: setting an array element"),
         (DraftTree(range(-1, 8)), ShapeError, "a tree of 9 drafts; with the token before them it may have 8"),
     ],
 )

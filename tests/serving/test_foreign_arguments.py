@@ -43,6 +43,16 @@ class Refusing:
         raise NotImplementedError("Cannot copy out of meta tensor; no data!")
 
 
+class Broken:
+    """An object whose conversions have a defect of their own."""
+
+    def __array__(self, *options, **more):
+        raise KeyError("shape")
+
+    def __index__(self):
+        raise KeyError("number")
+
+
 # There are no callables: a callable that is called with the wrong arguments raises its own error.
 VALUES = [
     *(None, True, False, "x", "", "64GiB", "\0", "\ud800", "/dev/zero", b"x", 1.5, float("nan"), float("inf")),
@@ -55,6 +65,7 @@ VALUES = [
         object(),
         Listing(),
         Refusing(),
+        Broken(),
         np.array([1, 2]),
         np.array(5),
         np.array([]),

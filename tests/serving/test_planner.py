@@ -97,6 +97,12 @@ def room_for(layers, num_blocks, requests, context):
     return True
 
 
+@pytest.mark.parametrize("context", [True, [True], [[3]], "3", 3.0])
+def test_contexts_that_are_no_numbers_of_tokens_are_refused(context):
+    with pytest.raises(ShapeError, match="context is"):
+        plan_memory([AttentionSpec(1, 8)], 200_000, context=context)
+
+
 @pytest.mark.parametrize("context", [3, 12, 40, 77])
 def test_exactly_the_planned_number_of_requests_fits(context):
     layers = [FULL, WINDOW, WINDOW, WINDOW]

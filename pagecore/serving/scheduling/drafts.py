@@ -184,7 +184,7 @@ def _read_listed(given: Mapping[Run, Proposed], owner: object, limits: Limits) -
     try:
         ids, lengths = join_ids(list(with_ids.values()), lambda place: f"drafts of {list(with_ids)[place]!r}")
     except UnsupportedDtype as error:
-        raise UnsupportedDtype(f"{error}; expected a number, token ids, or a DraftTree") from None
+        raise UnsupportedDtype(f"{error}; expected a number, token ids, or a DraftTree") from error
     for run, length, end in zip(with_ids, lengths, accumulate(lengths), strict=True):
         listed[run] = Proposal(length, ids[end - length : end])
         if length > limits.max_drafts:

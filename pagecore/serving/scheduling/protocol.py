@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pagecore.errors import InvalidSequence, ShapeError, UnsupportedDtype
+from pagecore.serving.checks import as_array
 from pagecore.serving.scheduling.step import Step, StepState
 from pagecore.storage.checks import shown
 
@@ -49,10 +50,7 @@ def require_step(steps: tuple[Step, ...], step: Step, state: StepState, verb: st
 
 def read_flags(given: ArrayLike, count: int) -> NDArray[np.bool_]:
     """Return `finished` of `accept` as booleans, one for each of `count` outputs."""
-    try:
-        flags = np.asarray(given)
-    except (TypeError, ValueError, RuntimeError) as refused:  # ragged lists, tensors of a device or without data
-        raise ShapeError(f"finished is not a 1-D array of booleans: {refused}") from None
+    flags = as_array("finished", given, "a 1-D array of booleans")
     if flags.shape != (count,):
         raise ShapeError(f"finished has shape {flags.shape}; expected one flag for each of {count} outputs")
     if flags.size and flags.dtype != np.bool_:

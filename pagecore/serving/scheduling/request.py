@@ -13,6 +13,7 @@ import numpy as np
 
 from pagecore.cache.prefix.retention import Priority, Spans, validate_namespace, validate_spans
 from pagecore.errors import InvalidSequence, PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.serving.checks import as_array
 from pagecore.storage.checks import INT32_MAX, flag, shown
 
 if TYPE_CHECKING:
@@ -207,10 +208,7 @@ def token_ids(given: ArrayLike, name: str) -> NDArray[np.int32]:
     """Return a 1-D array of integers as int32; an int32 array is aliased."""
     if type(given) is np.ndarray and given.dtype == INT32 and given.ndim == 1:
         return given
-    try:
-        ids = np.asarray(given)
-    except (TypeError, ValueError, RuntimeError) as refused:  # ragged lists, tensors of a device or without data
-        raise ShapeError(f"{name} is not a 1-D array of token ids: {refused}") from None
+    ids = as_array(name, given, "a 1-D array of token ids")
     if ids.ndim != 1:
         raise ShapeError(f"{name} has shape {ids.shape}; expected token ids [n]")
     if ids.size and ids.dtype.kind not in "iu":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pagecore.errors import ShapeError, UnsupportedDtype
+from pagecore.serving.checks import as_array
 from pagecore.serving.scheduling.request import join_ids, token_ids
 from pagecore.storage.checks import shown
 
@@ -131,15 +132,8 @@ def _read_paths(step: Step, accepted_path: Listed[ArrayLike | None]) -> Accepted
     return Accepted(np.array(counts, np.int64), None, paths)
 
 
-def _as_array(given: ArrayLike, name: str) -> NDArray[Any]:
-    try:
-        return np.asarray(given)
-    except (TypeError, ValueError, RuntimeError) as refused:  # ragged lists, tensors of a device or without data
-        raise ShapeError(f"{name} is not an array of integers: {refused}") from None
-
-
 def _integers(given: ArrayLike, name: str) -> NDArray[np.integer]:
-    array = _as_array(given, name)
+    array = as_array(name, given, "an array of integers")
     if array.ndim != 1:
         raise ShapeError(f"{name} has shape {array.shape}; expected a 1-D array of integers")
     if array.size and array.dtype.kind not in "iu":
@@ -166,7 +160,7 @@ def read_id_table(ids: Any, step: Step) -> NDArray[np.int32]:
         As `Scheduler.accept`.
     """
     _require_rows(ids, step)
-    table = _as_array(ids, "ids")
+    table = as_array("ids", ids, "an array of integers")
     flat = token_ids(table.reshape(-1), "ids").reshape(table.shape)
     most = 1 if step.accepted is None else max(step.accepted, default=0)
     if len(step.outputs) and table.shape[1] < most:
