@@ -139,7 +139,8 @@ class Drafts:
         parents: list[Any] = [None] * len(runs)
         for place, (proposal, count) in enumerate(zip(self.find(runs), counts, strict=True)):
             if proposal is not None and count > 1:
-                ids[place] = None if proposal.ids is None else proposal.ids[: count - 1]
+                is_whole = count > proposal.count
+                ids[place] = proposal.ids if is_whole or proposal.ids is None else proposal.ids[: count - 1]
                 parents[place] = None if proposal.parents is None else proposal.parents[:count]
         options = {"draft_ids": ids, "parents": parents}
         return {name: listed for name, listed in options.items() if any(each is not None for each in listed)}
@@ -177,7 +178,9 @@ def _read_listed(given: Mapping[Run, Proposed], owner: object, limits: Limits) -
     for run, proposed in given.items():
         if not isinstance(run, Run) or run.owner is not owner:
             raise InvalidSequence(f"drafts are given for {shown(run)}, which is not a run of this scheduler")
-        if isinstance(proposed, WITHOUT_IDS):
+        if type(proposed) is int and 0 <= proposed <= limits.max_drafts:
+            listed[run] = Proposal(proposed)  # without the name of the run, which takes longer than the rest
+        elif isinstance(proposed, WITHOUT_IDS):
             listed[run] = _read(proposed, limits, f"drafts of {run!r}")
         else:
             with_ids[run] = proposed
