@@ -302,8 +302,9 @@ def test_a_prompt_whose_cached_prefix_is_gone_is_held_back():
     assert counts_of(scheduler) == {0: 1, 4: 33}
 
 
-def test_a_prompt_of_which_the_pool_has_no_room_for_all_that_a_tier_has_is_held_back():
-    """10 blocks: 6 of an idle run and 1 of a decode; the tier has 4 blocks of the prompt, of which 3 fit."""
+@pytest.mark.parametrize("is_pinned", [False, True])
+def test_a_prompt_of_which_the_pool_has_no_room_for_all_that_a_tier_has_is_held_back(is_pinned):
+    """10 blocks: 6 of an idle run or of a pin, and 1 of a decode; the tier has 4 blocks of the prompt; 3 fit."""
     cache = PagedKVCache(AttentionSpec(1, 8), num_blocks=11, block_size=4, max_sequences=8)
     scheduler, prompt = Scheduler(cache, headroom=0.0), np.arange(100, 117)
     with Tiers(cache, HostTier(cache, num_blocks=40), write="through", min_tokens=1) as tiers:
@@ -313,13 +314,16 @@ def test_a_prompt_of_which_the_pool_has_no_room_for_all_that_a_tier_has_is_held_
         cache.clear_prefix_cache()
         idle = scheduler.add(asked(1, 24, 1, resumable=True))
         counts_of(scheduler)
+        if is_pinned:
+            pin = cache.pin_prefix(idle.tokens)
+            scheduler.cancel(idle)
         scheduler.add(asked(2, 2, 9))
         counts_of(scheduler)
         assert cache.match_length(prompt) == 16
         scheduler.add(Request(3, prompt, 2))
         assert counts_of(scheduler, hold_prompts=True) == {2: 1}
         scheduler.check_invariants()
-        scheduler.cancel(idle)
+        pin.release() if is_pinned else scheduler.cancel(idle)
         assert counts_of(scheduler, hold_prompts=True) == {2: 1, 3: 1}
 
 

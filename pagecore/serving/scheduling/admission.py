@@ -175,8 +175,8 @@ class Admission:
                 roster.make_rows(limits.max_running - free_rows + run.samples, (*stage, run))
             self._pin(run)
             if limits.holds_prompts and is_held_back(run, load):
-                run.held_news = roster.news
                 self._unpin([run])
+                run.held_news, run.held_room = roster.news, roster.cache.num_available
                 self._is_closed = True
                 break
             if shared is not None and run in roster.pinned and shared.should_wait(run):
@@ -206,11 +206,13 @@ class Admission:
 
         A prefix that tiers have may be shorter once it is pinned, because the pool lacks room for it, and only a
         sequence shows whether the cache has its encoder output: a run that was held back for that is not pinned again
-        before there is news. A prefix is looked up only if blocks can end one token before the end of the prompt: about
+        before there is news, or more room. A prefix is looked up only if blocks can end one token before the end of the prompt: about
         50 us for 100,000 cached tokens.
         """
         roster, held = self._roster, run.held
-        if self._rows.load.last_needs_output(run) or (held is None and run.held_news == roster.news):
+        if self._rows.load.last_needs_output(run):
+            return True
+        if held is None and run.held_news == roster.news and roster.cache.num_available <= run.held_room:
             return True
         length, most = len(run.tokens), run.request.max_reused_tokens
         computed = 0 if held is None else held.num_computed_tokens

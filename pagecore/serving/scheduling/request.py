@@ -286,6 +286,7 @@ class Run:
         "goes_first",
         "held",
         "held_news",
+        "held_room",
         "hit_tokens",
         "last_length",
         "match_length",
@@ -341,6 +342,7 @@ class Run:
         self.shared_at = -1  # cached tokens at which it waited for an equal prompt
         self.pinned_news = -1  # news of the roster at which its prefix was pinned
         self.held_news = -1  # news of the roster at which it was pinned and held back
+        self.held_room = 0  # available blocks at that time
         self.match_length = 0  # tokens of its cached prefix, as "lpm" found them
         self.matched_at = -1  # prompt steps of the roster at that time
 
