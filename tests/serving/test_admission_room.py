@@ -77,6 +77,19 @@ def test_the_headroom_is_left_over_after_reused_blocks_too():
         assert len(advance(scheduler)[0]) == 1 + is_admitted
 
 
+@pytest.mark.parametrize("longest", [16, 80])
+def test_the_headroom_is_a_share_of_the_pool_whatever_a_sequence_may_hold(longest):
+    """20 blocks, of which half stay free: 10 prompts of a block each, and their answers grow."""
+    cache = PagedKVCache(
+        AttentionSpec(1, 8), block_size=BLOCK, num_blocks=21, max_sequences=20, max_tokens_per_sequence=longest,
+        device="none",
+    )  # fmt: skip
+    scheduler = Scheduler(cache, headroom=0.5)
+    for number in range(20):
+        scheduler.add(Request(number, range(100 * number, 100 * number + BLOCK), 2))
+    assert len(scheduler.schedule().runs) == 10
+
+
 @pytest.mark.parametrize("kind", ["attention", "hybrid"])
 @pytest.mark.parametrize("seed", range(10))
 def test_prompts_that_generate_one_token_are_never_preempted(seed, kind):

@@ -282,9 +282,14 @@ class Admission:
         lacking = [run.num_tokens_left for run in runs]
         is_alone = len(runs) == 1 and not self._roster.running
         needs = self._held_needs + self._needs + (lacking if is_alone else self._with_future(runs, lacking))
-        if self._roster.running:
-            last = self._limits.max_length - runs[-1].sequence.num_computed_tokens
-            needs[-1] = min(needs[-1] + self._limits.headroom, last)
+        headroom = self._limits.headroom if self._roster.running else 0
+        for place in range(len(needs) - 1, -1, -1):  # a row takes as much of it as one sequence can hold
+            if not headroom:
+                break
+            room = self._limits.max_length - sequences[place].num_computed_tokens - needs[place]
+            more = max(0, min(headroom, room))
+            needs[place] += more
+            headroom -= more
         return sequences, needs
 
     def _with_future(self, runs: list[Run], needs: list[int]) -> list[int]:

@@ -199,8 +199,9 @@ def choose_limits(
     state_rows = _state_rows(cache, rules, states_per_run, max_running)
     # The pools are empty: a single sequence may use all of their slots.
     max_length = cache.max_length
+    num_slots = cache.num_available * cache.block_size
     # Each token of a step has its own slot, so a step with more tokens than slots could never be prepared.
-    budget = min(max_tokens_per_step, max(cache.num_available * cache.block_size, max_running))
+    budget = min(max_tokens_per_step, max(num_slots, max_running))
     prefill_tokens = _at_most("max_prefill_tokens", max_prefill_tokens, budget)
     chunk = _at_most("chunked_prefill_size", chunked_prefill_size, budget)
     parts = choose_parts(cache, chunk, prompt_checkpoints, whole_spans, whole_prompts)
@@ -210,7 +211,7 @@ def choose_limits(
         budget=budget,
         prompt_tokens=min(budget, cache.max_step_tokens, PROMPT_TOKENS),
         max_length=max_length,
-        headroom=int(max_length * headroom),
+        headroom=int(max(max_length, num_slots) * headroom),
         state_rows=state_rows,
         prefill_tokens=prefill_tokens,
         parts=parts,
