@@ -78,7 +78,8 @@ def run_replay(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         check_writable("--json", arguments.json)
     timeline = recorder(arguments.plot)
-    check_distinct({"the trace": Path(arguments.trace), "--json": arguments.json, "--plot": arguments.plot})
+    outputs = {"--json": arguments.json, "--plot": arguments.plot}
+    check_distinct(outputs, trace=arguments.trace, configs=[arguments.model])
     with served_metrics(arguments.metrics_port) as exporting:
         report = _replay_with_progress(arguments.trace, options, arguments.live, timeline, exporting)
     from pagecore.serving.tables import replay_rows
@@ -146,6 +147,7 @@ def show_plan(arguments: argparse.Namespace) -> int:
         format=None if arguments.kv_format == "none" else arguments.kv_format,
         value_format=arguments.value_format,
     )
+    check_distinct({"--json": arguments.json}, configs=[arguments.model, arguments.draft_model])
     print_table(f"pagecore plan {arguments.model}", plan_rows(plan))
     tables = {"memory": class_columns(plan), "groups": group_columns(plan), "states": state_columns(plan)}
     for title, (headings, lines) in tables.items():

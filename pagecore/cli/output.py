@@ -7,7 +7,7 @@ import importlib.util
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -145,15 +145,19 @@ def check_writable(option: str, path: Path) -> None:
         os.close(_open_fifo(option, path))
 
 
-def check_distinct(paths: Mapping[str, Path | None]) -> None:
-    """Raise UnwritableFileError if an output would replace another one, or the input."""
-    found: dict[str, str] = {}
-    for option, path in paths.items():
-        if path is None or (path.exists() and not path.is_file()):  # a device takes all outputs
+def check_distinct(outputs: Mapping[str, Path | None], *, trace: str | None = None, configs: Iterable[object]) -> None:
+    """Raise UnwritableFileError if an output would replace another one, the trace, or a config."""
+    found = {} if trace is None else {os.path.realpath(trace): "the trace"}
+    for config in configs:
+        if config is not None:
+            path = Path(str(config))
+            found[os.path.realpath(path / "config.json" if path.is_dir() else path)] = "the config"
+    for option, output in outputs.items():
+        if output is None or (output.exists() and not output.is_file()):  # a device takes all outputs
             continue
-        other = found.setdefault(os.path.realpath(path), option)
+        other = found.setdefault(os.path.realpath(output), option)
         if other != option:
-            raise UnwritableFileError(f"{other} and {option} are both {path}; give each a file of its own")
+            raise UnwritableFileError(f"{other} and {option} are both {output}; give each a file of its own")
 
 
 def write_json(path: Path, report: ReplayReport | ModelPlan | WhatIf) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pagecore.cli.output import (
@@ -36,7 +35,7 @@ def show_whatif(arguments: argparse.Namespace) -> int:
         if getattr(arguments, kind) is not None:
             check(f"--{kind}", getattr(arguments, kind))
     outputs = {f"--{kind}": getattr(arguments, kind) for kind in ("html", "png", "json")}
-    check_distinct({"the trace": Path(arguments.trace)} | outputs)
+    check_distinct(outputs, trace=arguments.trace, configs=[arguments.model])
     result = what_if(arguments.trace, options)
     print_table(f"pagecore whatif {arguments.trace}", summary_rows(result))
     for i in range(len(result.curves)):

@@ -44,6 +44,22 @@ def test_plan_prints_its_tables_and_writes_json(capsys, tmp_path, config):
     assert [context["context"] for context in plan["contexts"]] == [8192, 4000]
 
 
+@pytest.mark.parametrize("is_folder", [False, True])
+@pytest.mark.parametrize("command", ["plan", "replay", "whatif"])
+def test_an_output_that_would_replace_the_config_is_refused(capsys, config, trace, command, is_folder):
+    before, model = config.read_bytes(), config.parent if is_folder else config
+    given = [model, "--memory", "40GiB"] if command == "plan" else [trace, "--model", model]
+    assert "the config and --json are both" in refused(capsys, command, *given, "--json", config)
+    assert config.read_bytes() == before
+
+
+def test_an_output_that_would_replace_the_config_of_a_draft_is_refused(capsys, tmp_path, config):
+    draft = tmp_path / "draft.json"
+    draft.write_bytes(config.read_bytes())
+    options = ["--device-memory", "80GiB", "--draft-model", draft, "--json", draft]
+    assert "the config and --json are both" in refused(capsys, "plan", config, *options)
+
+
 def test_every_option_reaches_the_plan(capsys, tmp_path, config):
     out_file = tmp_path / "plan.json"
     options = ["--memory", "1GiB", "--block-size", 32, "--dtype", "float32", "--json", out_file]

@@ -206,8 +206,8 @@ class Admission:
 
         A prefix that tiers have may be shorter once it is pinned, because the pool lacks room for it, and only a
         sequence shows whether the cache has its encoder output: a run that was held back for that is not pinned again
-        before there is news, or more room. A prefix is looked up only if blocks can end one token before the end of the prompt: about
-        50 us for 100,000 cached tokens.
+        before there is news, or more room. A prefix is looked up only if blocks can end one token before the end of the
+        prompt: about 50 us for 100,000 cached tokens.
         """
         roster, held = self._roster, run.held
         if self._rows.load.last_needs_output(run):
