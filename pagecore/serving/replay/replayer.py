@@ -165,7 +165,8 @@ class _Replay:
     def _feed(self) -> None:
         """Queue requests for one step: no more can be admitted at once, and memory stays bounded.
 
-        A bounded queue gets all requests that have arrived, and rejects some. A turn that waits for the end of the one
+        Without a clock these are requests whose prompts fill the step. A bounded queue gets all requests that have
+        arrived, and rejects some. A turn that waits for the end of the one
         before it is not in the queue, and delays no request that arrives after it: it is kept, with its new tokens,
         from its arrival on, while not too many are.
         """
@@ -173,7 +174,7 @@ class _Replay:
         while (turns is None or not turns.is_full) and (
             self.options.max_queued is not None
             or (
-                scheduler.num_waiting_tokens < scheduler.max_tokens_per_step
+                (self.clock is not None or scheduler.num_waiting_tokens < scheduler.max_tokens_per_step)
                 and scheduler.num_waiting < scheduler.max_running
             )
         ):

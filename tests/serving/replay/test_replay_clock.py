@@ -99,6 +99,14 @@ def test_the_times_of_a_random_trace_are_those_of_a_simulation(tmp_path, prefill
     assert plain.clock is plain.requests_rejected is None
 
 
+def test_all_requests_that_have_arrived_are_queued(tmp_path):
+    """The second prompt reuses 8 of its 12 tokens, so that its step of 8 tokens has room for the third."""
+    requests = [(0, 8, 1, [1, 2]), (1, 12, 1, [1, 2, 3]), (1, 4, 1, [9])]
+    small = {"blocks": 33, "block_size": 4, "hash_block": 4, "max_tokens_per_step": 8, "prefill_rate": 1000}
+    report = replay(write(tmp_path / "t", requests), ReplayOptions(**small))
+    assert (report.steps, report.prefix_hit_tokens, report.clock.duration_s) == (2, 8, 0.016)
+
+
 def test_reads_of_tiers_delay_their_step(tmp_path):
     requests = [(0, 1000, 0, [1, 2]), (1000, 1000, 0, [3, 4]), (2000, 1000, 0, [1, 2])]
     path = write(tmp_path / "t", requests)
