@@ -120,6 +120,7 @@ def build_parts(
         max_tokens_per_sequence=max_tokens,
         num_slots=(min(blocks[: len(own)]) - 1) * block_size if groups else INT32_MAX,
         scrub=scrub,
+        recompute_last_block=recompute_last,
         parallel=ranks,
         cross=cross,
         saver=saver,

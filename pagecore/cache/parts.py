@@ -98,7 +98,7 @@ class CacheParts:
     block_size, max_tokens_per_sequence : int
     num_slots : int
         Slots of the smallest pool: a step that computes more tokens is short of blocks.
-    scrub : bool
+    scrub, recompute_last_block : bool
     parallel : TensorParallel
     cross : CrossParts or None
         Parts of cross attention; None for a cache without it.
@@ -125,6 +125,7 @@ class CacheParts:
     max_tokens_per_sequence: int
     num_slots: int
     scrub: bool
+    recompute_last_block: bool
     parallel: TensorParallel
     cross: CrossParts | None = None
     saver: SavedMemory | None = None

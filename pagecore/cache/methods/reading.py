@@ -100,6 +100,11 @@ class CacheReader(PartsOwner):
         return self._parts.prefix is not None
 
     @property
+    def recompute_last_block(self) -> bool:
+        """True if a hit in the prefix cache drops its last block."""
+        return self._parts.recompute_last_block
+
+    @property
     def num_sequences(self) -> int:
         """Number of sequences in the cache, including those that are swapped out."""
         return self._parts.state.num_live

@@ -70,6 +70,8 @@ class PromptParts:
         Tokens of a part at most in a step with trees of drafts; 0 in other steps.
     short : int
         Tokens of a step at most that keeps the state at its end alone.
+    unmatched : int
+        Tokens at the end of a prompt that an equal prompt never reuses.
     """
 
     chunk: int
@@ -79,6 +81,7 @@ class PromptParts:
     whole_prompts: bool = False
     tree_tokens: int = 0
     short: int = 1
+    unmatched: int = 1
 
     @property
     def chooses_ends(self) -> bool:
@@ -138,15 +141,16 @@ class PromptParts:
     def _up_to_checkpoint(self, run: Run, most: int) -> int:
         """Return the tokens of a part of at most `most` that ends at a checkpoint, or before the first it could reach.
 
-        The last part keeps those before its end without a step of their own, unless it begins elsewhere or is short.
+        The part that passes the last one keeps it without a step of its own, unless it begins elsewhere or is short.
         """
         sequence, length = run.sequence, len(run.tokens)
         computed = sequence.num_computed_tokens
         end = min(computed + most, self._next_checkpoint(sequence, length))
-        on_grid = end // self.grid * self.grid
-        if end == length:
-            skips = computed % self.grid or length - computed <= self.short
-            on_grid = (length - 1) // self.grid * self.grid if skips else 0
+        last = (length - self.unmatched) // self.grid * self.grid
+        if computed < last < end and (computed % self.grid or end - computed <= self.short):
+            on_grid = last
+        else:
+            on_grid = 0 if end == length else end // self.grid * self.grid
         return (on_grid if on_grid > computed else end) - computed
 
     def _next_checkpoint(self, sequence: Sequence, length: int) -> int:
@@ -208,4 +212,5 @@ def choose_parts(
         whole_spans,
         whole_prompts,
         short=1 + rules.draft_tokens,
+        unmatched=1 + cache.block_size * cache.recompute_last_block,
     )
