@@ -64,7 +64,7 @@ def test_the_longest_sequence_and_step_are_exactly_what_a_cache_holds(windows, s
     cache = made(windows, num_blocks=[count + 1 for count in blocks])
     length, step = cache.max_length, cache.max_step_tokens
     groups = cache._parts.groups
-    assert length == longest_sequence(groups, blocks, 4) == cache.max_tokens_per_sequence
+    assert length == min(longest_sequence(groups, blocks, 4), 4 * max(blocks)) == cache.max_tokens_per_sequence
     assert step == longest_step(groups, blocks, 4, length)
     for start in range(1, step + 1):  # every place of the window in its blocks
         sequence = cache.add_sequence(np.zeros(length, np.int32), max_tokens=0)
@@ -90,6 +90,18 @@ def test_a_longer_step_does_not_always_fit(blocks):
             refused += 1
         cache.remove(sequence)
     assert (refused > 0) == (step < length)
+
+
+@pytest.mark.parametrize("windows", [(10,), (10, 6)])
+def test_windows_alone_do_not_limit_a_sequence(windows):
+    cache = made(windows, num_blocks=6, max_tokens_per_sequence=100)
+    assert (cache.max_length, cache.max_step_tokens) == (100, 8)
+    for start in range(1, 9):
+        sequence = cache.add_sequence(np.zeros(100, np.int32), max_tokens=0)
+        advance(cache, [sequence], start)
+        while sequence.num_computed_tokens < 100:
+            advance(cache, [sequence], min(8, 100 - sequence.num_computed_tokens))
+        cache.remove(sequence)
 
 
 def test_max_length_counts_what_is_available_now():

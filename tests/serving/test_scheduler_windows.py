@@ -47,6 +47,20 @@ def test_a_gemma_3_of_12_layers_with_2_gib_serves_a_request_of_30_000_tokens(by)
     cache.check_invariants()
 
 
+def test_windows_alone_serve_requests_longer_than_their_pools():
+    spec = AttentionSpec(1, 8, window=10)
+    cache = PagedKVCache(spec, block_size=4, num_blocks=12, max_tokens_per_sequence=500, device="none", max_sequences=8)
+    scheduler = Scheduler(cache)
+    assert scheduler.max_length == 500
+    with pytest.raises(RequestError, match="the cache holds 500 for one sequence"):
+        scheduler.add(Request("long", np.arange(400), 102))
+    for i in range(4):
+        scheduler.add(Request(i, np.arange(i * 1000, i * 1000 + 300), 101))
+    finished = drain(scheduler)
+    assert sorted(len(run.tokens) for run in finished) == [401] * 4
+    cache.check_invariants()
+
+
 @pytest.mark.slow
 def test_the_best_split_runs_the_planned_number_of_requests_at_once():
     plan = plan_memory(GEMMA, "2GiB", context=8192).contexts[0]

@@ -56,17 +56,15 @@ def block_limit(group: Group, block_size: int, step_tokens: int) -> int | None:
 def longest_sequence(groups: Listed[Group], available: Listed[int], block_size: int) -> int:
     """Return the tokens of the longest sequence that `available` blocks of each group hold, however it is computed.
 
-    Groups with windows limit it only if they cannot hold one window. If no other group limits it, the largest group
-    does. Cross attention does not grow, and does not limit it; without other groups, nothing does.
+    Groups with windows limit it only if they cannot hold one window. Cross attention does not grow, and does not limit
+    it. If no group limits it, it is the largest int32.
     """
-    pairs = [pair for pair in zip(groups, available, strict=True) if not pair[0].is_cross]
     lengths = [
         blocks * block_size
-        for group, blocks in pairs
-        if (limit := block_limit(group, block_size, 1)) is None or limit > blocks
+        for group, blocks in zip(groups, available, strict=True)
+        if not group.is_cross and ((limit := block_limit(group, block_size, 1)) is None or limit > blocks)
     ]
-    most = max((blocks for _, blocks in pairs), default=INT32_MAX) * block_size
-    return min(min(lengths, default=most), INT32_MAX)
+    return min([*lengths, INT32_MAX])
 
 
 def longest_step(groups: Listed[Group], available: Listed[int], block_size: int, num_tokens: int) -> int:

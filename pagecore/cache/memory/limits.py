@@ -138,13 +138,16 @@ def count_blocks(
 def row_capacity(groups: Listed[Group], blocks: Listed[int], block_size: int, max_tokens: int | None) -> int:
     """Return the tokens that a row has room for: `max_tokens`, or the longest sequence that the pools hold.
 
-    Without groups nothing else limits it than `TOKENS_WITHOUT_BLOCKS`.
+    If all groups have windows, which limit no sequence, the slots of the largest one do. Without groups nothing else
+    limits it than `TOKENS_WITHOUT_BLOCKS`.
     """
     if max_tokens is not None:
         return max_tokens
     if not groups:
         return TOKENS_WITHOUT_BLOCKS
-    return longest_sequence(groups, [count - 1 for count in blocks], block_size)
+    available = [count - 1 for count in blocks]
+    own = [count for group, count in zip(groups, available, strict=True) if not group.is_cross]
+    return min(longest_sequence(groups, available, block_size), max(own, default=INT32_MAX) * block_size)
 
 
 def check_slots(blocks: Listed[int], block_size: int, index_dtype: str) -> None:
