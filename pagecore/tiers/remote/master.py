@@ -25,9 +25,9 @@ ABSENT = "OBJECT_NOT_FOUND"
 
 
 def split_address(name: str, address: object, program: str) -> tuple[str, int]:
-    """Return host and port of an address; raise UnsupportedOption if it is not "host:port"."""
+    """Return host and port of an address; raise UnsupportedOption if it is not "host:port", or lists several."""
     host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    if not host or set(host) & set("/,;") or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UnsupportedOption(f"{name} is {shown(address)}; give 'host:port' of {program}")
     return host.strip("[]"), int(port)
 

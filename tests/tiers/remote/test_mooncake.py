@@ -239,7 +239,8 @@ def test_a_cluster_without_memory_is_full_and_no_failure(private_master):
 
 def test_bad_arguments_are_refused(master, store):
     identity = fingerprint()
-    for address in ("", "host", "host:x", "host:0", "host:70000", 5, None):
+    elected = ("etcd://127.0.0.1:2379", "redis://127.0.0.1:6379", "127.0.0.1:50051;127.0.0.1:50052")
+    for address in ("", "host", "host:x", "host:0", "host:70000", 5, None, *elected):
         with pytest.raises(UnsupportedOption, match="give 'host:port' of mooncake_master"):
             MooncakeStore(address, fingerprint=identity)
     with socket.create_server(("127.0.0.1", 0)) as closed:
