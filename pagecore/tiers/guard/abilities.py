@@ -14,7 +14,6 @@ from pagecore.tiers.store import (
     EntryRemover,
     EntryTaker,
     EntryToucher,
-    EvictionReporter,
     Keys,
     PrefixKeeper,
 )
@@ -24,7 +23,6 @@ class StoreAbilities:
     """The part of `Guard` that asks whether the store removes, lists, touches, links and reports entries."""
 
     _core: Core
-    _asked: tuple[object, EvictionReporter | None] = (None, None)  # a client of the store, and itself if it reports
     name: str
 
     @property
@@ -86,23 +84,15 @@ class StoreAbilities:
     @property
     def reports_evictions(self) -> bool:
         """True if the store reports its evictions."""
-        reporter = self._reporter()
+        reporter = self._core.reporter
         return reporter is not None and reporter.reports_evictions
 
     def take_evicted(self) -> Keys:
         """Return the keys of entries that the store has evicted since the last call."""
-        reporter = self._reporter()
+        reporter = self._core.reporter
         return np.empty((0, KEY_BYTES), np.uint8) if reporter is None else reporter.take_evicted()
 
     def has(self, keys: Keys) -> NDArray[np.bool_]:
         """Return True for each key whose entry the store has now; for all of them if it cannot say."""
-        reporter = self._reporter()
+        reporter = self._core.reporter
         return np.ones(len(keys), np.bool_) if reporter is None else reporter.has(keys)
-
-    def _reporter(self) -> EvictionReporter | None:
-        store: object = self._core.store
-        asked, reporter = self._asked
-        if store is not asked:  # `isinstance` takes ten times as long as the rest of a poll
-            reporter = store if isinstance(store, EvictionReporter) else None
-            self._asked = store, reporter
-        return reporter

@@ -24,36 +24,37 @@ class ClosingStore:
     ----------
     store : BlockStore
     closed : callable
-        ``closed(self)`` is called in the thread once the store is closed, also if `close` raised; it sets `is_closed`.
+        ``closed(self, store)`` is called in the thread once the store is closed, also if `close` raised; it sets
+        `is_closed`.
 
     Attributes
     ----------
-    store : BlockStore
     is_closed : bool
         True if no transfer of the store runs any more, and its memory was taken back.
     """
 
-    def __init__(self, store: BlockStore, closed: Callable[[ClosingStore], None]) -> None:
-        self.store, self._closed = store, closed
+    def __init__(self, store: BlockStore, closed: Callable[[ClosingStore, BlockStore], None]) -> None:
+        self._closed = closed
+        self._writes_late = bool(getattr(store, "writes_late", False))
         self._error: Exception | None = None
         self.is_closed = False
-        self._thread = threading.Thread(target=self._run, name=f"closing {store.name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(store,), name=f"closing {store.name}", daemon=True)
         try:
             self._thread.start()
         except RuntimeError:
-            self._run()
+            self._run(store)
 
     def wait(self, limit: float) -> None:
         """Wait until the store is closed, up to the time `limit` for one that may write late; raise its error."""
         if self._thread.is_alive():
             seconds = max(0.0, limit - time.monotonic())
-            self._thread.join(seconds if getattr(self.store, "writes_late", False) else None)
+            self._thread.join(seconds if self._writes_late else None)
         if self._error is not None:
             raise self._error
 
-    def _run(self) -> None:
+    def _run(self, store: BlockStore) -> None:
         try:
-            self.store.close()
+            store.close()
         except Exception as error:
             self._error = error
-        self._closed(self)
+        self._closed(self, store)

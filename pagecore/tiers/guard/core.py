@@ -19,11 +19,13 @@ from pagecore.tiers.guard.limits import BatchLimits
 from pagecore.tiers.guard.staging import Region, StagingMemory
 from pagecore.tiers.guard.submission import remover_of, submitted
 from pagecore.tiers.resources import descriptors
-from pagecore.tiers.store import BlockStore, Done, Keys, Pieces
+from pagecore.tiers.store import BlockStore, Done, EvictionReporter, Keys, Pieces
 
 
 class Core(BatchLimits):
     """State machine of a guard. The caller serialises all calls, and runs the jobs that `take_job` returns.
+
+    `store` is that of the first `adopt`, which the caller makes before it submits anything.
 
     A direct store verifies its payloads and ends each batch itself: the caller's pieces are handed to it, and a late
     batch is cancelled and ends when the store ends it. For any other store, payloads go through staging memory, and a
@@ -56,14 +58,10 @@ class Core(BatchLimits):
         self.waiting: deque[Part] = deque()
         self.jobs: deque[Part] = deque()
         self.store: BlockStore | None = None
-        try:
-            self.adopt(store)
-        except BaseException:
-            self.release()
-            raise
+        self.reporter: EvictionReporter | None = None
 
     def release(self) -> None:
-        """Release descriptor and staging memory; nothing was submitted."""
+        """Release descriptor and staging memory; no store has been adopted."""
         self.completions.close()
         if self.staging is not None:
             self.staging.close()
@@ -327,7 +325,7 @@ class Core(BatchLimits):
         for batch in list(self.batches.values()):
             if not batch.is_given_up:
                 self._give_up(batch, error, now)
-        store, self.store = self.store, None
+        store, self.store, self.reporter = self.store, None, None
         return store
 
     def destroyed(self, store: BlockStore, now: float) -> None:
@@ -349,6 +347,7 @@ class Core(BatchLimits):
         if self.staging is not None and register is not None:
             register(self.staging.address, self.staging.nbytes)
         self.store = store
+        self.reporter = store if isinstance(store, EvictionReporter) else None  # here, because it takes long
 
     def check_invariants(self) -> None:
         """Raise AssertionError where the state contradicts itself; no job may be running."""

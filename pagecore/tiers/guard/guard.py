@@ -108,7 +108,8 @@ class Guard(StoreAbilities):
         self._reopen = reopen
         self._clock = clock
         self._lock = threading.Lock()
-        self._is_closing = False
+        self._closer = threading.RLock()  # one call of `close` at a time
+        self._is_closing = True  # until it has the store
         self._is_closed = False
         self._closing: list[ClosingStore] = []
         self._refused: list[ClosingStore] = []
@@ -118,7 +119,11 @@ class Guard(StoreAbilities):
             with descriptors(self.name):
                 self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             made.callback(os.close, self._wake)
-            start_thread(self._thread, self.name, "its guard")
+            made.callback(self._stop)
+            with self._lock:
+                start_thread(self._thread, self.name, "its guard")
+                self._core.adopt(store)  # last: the store keeps the memory that is registered with it
+                self._is_closing = False
             made.pop_all()
 
     # ---- BlockStore ----
@@ -179,18 +184,20 @@ class Guard(StoreAbilities):
         A store that may write late and does not close within 10 s is left to a thread, which also keeps the staging
         memory until then.
         """
-        with self._lock:
-            if self._is_closing:
+        with self._closer:
+            self._stop()
+            if self._is_closed:
                 return
-            self._is_closing = True
-            os.eventfd_write(self._wake, 1)
-        self._thread.join()
-        while (job := self._core.take_job()) is not None:
-            self._copy(job)
-        with self._lock:
-            store = self._core.abandon("the guard was closed", self._clock())
-        self._is_closed = True
-        with ExitStack() as parts:  # all are closed, whatever the store raises
+            while (job := self._core.take_job()) is not None:
+                self._copy(job)
+            with self._lock:
+                store = self._core.abandon("the guard was closed", self._clock())
+                self._is_closed = True
+            self._close_parts(store)
+
+    def _close_parts(self, store: BlockStore | None) -> None:
+        """Close the store and everything else, whatever the store raises."""
+        with ExitStack() as parts:
             parts.callback(os.close, self._wake)
             parts.callback(self._core.completions.close)
             if self._core.staging is not None:
@@ -198,19 +205,18 @@ class Guard(StoreAbilities):
             if store is not None:
                 self._closing.append(ClosingStore(store, self._destroyed))
             limit = close_limit()
-            # The errors of clients that were refused and are closed have tripped the breaker.
-            for each in (*self._closing, *(each for each in self._refused if not each.is_closed)):
+            for each in self._closing:
                 parts.callback(each.wait, limit)
 
     def _close_staging(self) -> None:
         """Unmap the staging memory, unless a transfer of a store that does not close may still write to it."""
-        if self._core.staging is not None and all(each.is_closed for each in (*self._closing, *self._refused)):
+        if self._core.staging is not None and all(each.is_closed for each in self._closing):
             self._core.staging.close()
 
-    def _destroyed(self, closing: ClosingStore) -> None:
+    def _destroyed(self, closing: ClosingStore, store: BlockStore) -> None:
         """Take the memory of a store back that is closed; runs in the thread that closed it."""
         with self._lock:
-            self._core.destroyed(closing.store, self._clock())
+            self._core.destroyed(store, self._clock())
             closing.is_closed = True
             if not self._is_closing:
                 os.eventfd_write(self._wake, 1)
@@ -272,7 +278,18 @@ class Guard(StoreAbilities):
 
     _sleeps_until = float("-inf")
 
+    def _stop(self) -> None:
+        """End the thread; after an interrupt of its start it may end a moment later, without use of the guard."""
+        with self._lock:
+            if not self._is_closing:
+                os.eventfd_write(self._wake, 1)
+                self._is_closing = True
+        if self._thread.is_alive():
+            self._thread.join()
+
     def _run(self) -> None:
+        with self._lock:  # the constructor has it until the guard has the store, or is refused
+            pass
         while not self._is_closing:
             with self._lock:
                 self._core.advance(self._clock())
@@ -340,7 +357,7 @@ class Guard(StoreAbilities):
                 self._refused = [each for each in self._refused if not each.is_closed]
                 self._refused.append(ClosingStore(store, self._refused_closed))
 
-    def _refused_closed(self, closing: ClosingStore) -> None:
+    def _refused_closed(self, closing: ClosingStore, _: BlockStore) -> None:
         """Note that a refused client is closed; runs in the thread that closed it."""
         with self._lock:
             closing.is_closed = True

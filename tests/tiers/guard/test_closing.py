@@ -1,9 +1,11 @@
 """Closing and reopening: no thread, descriptor or late write is left, whatever the store's client does."""
 
 import errno
+import gc
 import os
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -146,14 +148,14 @@ def test_a_client_that_cannot_register_the_memory_is_closed_and_replaced(blocks)
         stored(guard, blocks, random_keys(8))
 
 
-def test_a_client_that_cannot_register_the_memory_and_does_not_close_stops_nothing(blocks, monkeypatch):
+@pytest.mark.parametrize("writes_late", [True, False])
+def test_a_client_that_cannot_register_the_memory_and_does_not_close_stops_nothing(blocks, writes_late):
     class Unregistered(Closing):
         def register_memory(self, address, nbytes):
             raise StoreError("no memory can be locked")
 
-    monkeypatch.setattr(closing, "CLOSE_SECONDS", 0.01)
-    kind = {"verifies": False, "writes_late": True}
-    first, refused = MemoryStore(**kind), Unregistered(**kind)
+    kind = {"verifies": False, "writes_late": writes_late}
+    first, refused = MemoryStore(**kind, stubborn=True), Unregistered(**kind)
     refused.name = "refused"
     guard = Guard(first, deadline=SOON, budget_bytes=24 * 4096, reopen=lambda: refused)
     first.inject("load", "hang", 100)
@@ -162,10 +164,8 @@ def test_a_client_that_cannot_register_the_memory_and_does_not_close_stops_nothi
     while all(thread.name != "closing refused" for thread in threading.enumerate()):
         assert time.monotonic() < limit
         time.sleep(0.001)
-    closer = threading.Thread(target=guard.close)
-    closer.start()
-    closer.join(10)
-    assert (closer.is_alive(), refused.is_closed) == (False, False)
+    guard.close()
+    assert not refused.is_closed
     refused.may_close.set()
     while not refused.is_closed:
         assert time.monotonic() < limit
@@ -255,8 +255,55 @@ def test_a_guard_without_threads_or_descriptors_is_refused_and_leaves_nothing(wh
             with pytest.raises(DeviceError, match=f"memory has no {what.split()[-1]}.*raise the limit"):
                 Guard(store)
         assert [each._mmap for each in mappings] == [None] * framed
-        assert not store.is_closed
+        assert (store.is_closed, store.registered) == (False, [])
         Guard(store).close()
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_an_interrupt_while_a_guard_starts_leaves_nothing(runs, monkeypatch):
+    start = threading.Thread.start
+
+    def interrupted(thread):
+        if runs:
+            start(thread)
+        raise KeyboardInterrupt
+
+    with nothing_left():
+        store = MemoryStore(verifies=False)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                Guard(store)
+        assert (store.is_closed, store.registered) == (False, [])
+        Guard(store).close()
+
+
+def test_a_close_that_was_interrupted_is_repeated(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with nothing_left():
+        store = MemoryStore(verifies=False)
+        guard = Guard(store)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "join", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                guard.close()
+        assert not store.is_closed
+        guard.close()
+        assert store.is_closed
+
+
+def test_a_closed_guard_keeps_no_client():
+    store = MemoryStore()
+    guard = Guard(store)
+    guard.take_evicted()
+    client = weakref.ref(store)
+    del store
+    guard.close()
+    gc.collect()
+    assert client() is None
+    assert len(guard.take_evicted()) == 0
 
 
 def test_a_client_that_does_not_close_is_replaced_once_it_has_and_delays_no_batch(blocks):

@@ -37,6 +37,7 @@ class Walk:
         self.core = Core(
             self.client, deadline=Deadline(1.0, 1e6), budget_bytes=budget, breaker=Breaker(first_pause=2.0)
         )
+        self.core.adopt(self.client)
         self.now = 0.0
         self.pending = {}
         self.ended = []
