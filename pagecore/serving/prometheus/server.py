@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 from typing import TYPE_CHECKING, Self
 
 from pagecore.errors import PagecoreError, UnsupportedOption
@@ -13,9 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = ["MetricsServer", "PortError"]
 
+USE_OWN_ADDRESS = "use an address of this machine, such as '127.0.0.1' or '0.0.0.0'"
+
 
 class PortError(PagecoreError, OSError):
-    """A port cannot be opened; nothing was started."""
+    """A port or address cannot be opened; nothing was started."""
 
 
 class MetricsServer:
@@ -38,7 +42,7 @@ class MetricsServer:
     Raises
     ------
     PortError
-        The port is in use, or may not be opened.
+        The port is in use, or may not be opened; or `address` is not one of this machine.
     ShapeError
         `port` is not an integer in its range.
     UnsupportedOption
@@ -54,15 +58,16 @@ class MetricsServer:
             raise UnsupportedOption(f"registry is {shown(registry)}; expected a prometheus_client.CollectorRegistry")
         try:
             self._server, self._thread = client.start_http_server(number, address, registry)
+        except (socket.gaierror, ValueError) as error:  # ValueError: text that no host name can have
+            raise PortError(f"address {shown(address)} is not a host: {error}; {USE_OWN_ADDRESS}") from error
         except OSError as error:
+            is_foreign = error.errno == errno.EADDRNOTAVAIL
+            remedy = USE_OWN_ADDRESS if is_foreign else "use another port, or end the process that has it"
             raise PortError(
-                f"port {number} of {address} cannot be opened: {error.strerror or error}; use another port, or end the "
-                "process that has it"
+                f"port {number} of {address} cannot be opened: {error.strerror or error}; {remedy}"
             ) from error
-        except ValueError as error:  # text that no host name can have
-            raise PortError(f"address {shown(address)} cannot be a host name: {error}") from error
         self.port: int = self._server.server_port
-        self.url = f"http://{address}:{self.port}/metrics"
+        self.url = f"http://{f'[{address}]' if ':' in address else address}:{self.port}/metrics"
         self._is_open = True
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.serving.prometheus import Exporter, MetricsServer, PortError
 from pagecore.serving.prometheus.families import FAMILIES
-from tests.capabilities import require
+from tests.capabilities import missing, require
 from tests.serving.prometheus.kit import SPEC, STATES, Tiers, samples, scheduler, scraped, used_scheduler
 from tests.serving.runs import drain, request
 from tests.together import together
@@ -132,14 +132,29 @@ def test_a_port_in_use_is_refused():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(PortError, match=f"port {port} of 127.0.0.1 cannot be opened: Address already in use"):
+        with pytest.raises(
+            PortError, match=f"port {port} of 127.0.0.1 cannot be opened: Address already in use; use another port"
+        ):
             MetricsServer(registry, port)
 
 
-@pytest.mark.parametrize("address", ["x" * 100, "\ud800"])
-def test_an_address_that_no_host_can_have_is_refused(address):
-    with pytest.raises(PortError, match="cannot be a host name"):
+ADDRESSES = ["x" * 100, "\ud800", "127.0.0.1:80", "host.invalid", "192.0.2.1"]  # the last one is of no machine
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_an_address_that_is_not_of_this_machine_is_refused(address):
+    with pytest.raises(PortError, match="; use an address of this machine, such as '127.0.0.1'"):
         MetricsServer(client.CollectorRegistry(), 0, address)
+
+
+def test_the_url_of_an_ipv6_address_has_brackets():
+    try:
+        server = MetricsServer(client.CollectorRegistry(), 0, "::1")
+    except PortError as error:
+        missing("ipv6", str(error))
+    with server:
+        assert server.url == f"http://[::1]:{server.port}/metrics"
+        assert scrape(server.url) == ""
 
 
 def test_a_server_leaves_no_thread_and_frees_its_port():
