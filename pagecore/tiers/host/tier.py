@@ -265,15 +265,14 @@ class HostTier(PromoteMethods, BackupMethods, EvictMethods, StreamMethods, CopyM
             self._index.check_invariants(swapped, self._transfers.num_backups)
 
     def close(self) -> None:
-        """Wait for the copies, empty the tree and release the memory; a second call does nothing.
+        """Wait for the copies, empty the tree and release the memory; a second call does what a failed one has not.
 
         Leases and holds end; no store may still read or write their blocks. Swap spaces of the tier must be empty.
         """
-        if self._is_closed:
-            return
-        self.drain()
-        self.poll()
-        self._is_closed = True
+        if not self._is_closed:
+            self.drain()
+            self.poll()
+            self._is_closed = True
         self.clear()
         for one in self._listed():
             _operations.release(self._parts.state, one)

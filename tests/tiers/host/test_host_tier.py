@@ -205,6 +205,24 @@ def test_leases_are_used_once():
     tier.check_invariants()
 
 
+@pytest.mark.parametrize("step", ["drain", "poll", "clear", "pool.close"])
+def test_a_close_that_failed_is_repeated(step, monkeypatch):
+    tier = HostTier(cached(device="cpu"), num_blocks=9, shared=True)
+    tier.adopt(tier.reserve([[0, 1]]), range(8))
+
+    def fails(*_):
+        raise DeviceError("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"pagecore.tiers.host.tier.Host{'Pool.close' if step == 'pool.close' else f'Tier.{step}'}", fails)
+        with pytest.raises(DeviceError, match="planted"):
+            tier.close()
+    for _ in range(2):
+        tier.close()
+        assert (tier.is_closed, tier.pool.memory.fd, tier.block_pools[0].num_used) == (True, None, 0)
+    tier.check_invariants()
+
+
 def test_a_tier_that_is_closed_ends_its_leases_and_holds():
     cache = cached()
     tier = HostTier(cache, num_blocks=9)
