@@ -98,7 +98,7 @@ cdef class PrefixHold:
     cdef bint begins_again
     # Origin of the reused prefix, as the observer of the cache notes it; None if all of it was cached.
     cdef object origin
-    # Of each host tier that was offered blocks, the newest last; those of the newest few tiers.
+    # Of each host tier that was offered blocks: those of the few tiers whose notes were used last, in that order.
     cdef vector[BackupNote] backups
     # Number of the last call that replaced a whole computed block of the sequence; 0 before the first. While it is the
     # same, equal numbers of computed blocks have the same tokens.
@@ -121,7 +121,7 @@ cdef class PrefixHold:
     cdef int read_ranges(self, tuple given, int64_t block_size) except -1
     # True if the published blocks have not got their values yet, or have had them for a part of their time to live.
     cdef bint needs_values(self, double now) noexcept
-    # The note of a host tier: NULL if there is none; a new one then.
+    # The note of a host tier, which it makes the last: NULL if there is none; a new one then. It moves the other notes.
     cdef BackupNote* note_of(self, int64_t tier) noexcept
     cdef BackupNote* make_note(self, int64_t tier) except NULL
     # Limits what the tiers were offered: they lack what the sequence computes next in place of the rest.

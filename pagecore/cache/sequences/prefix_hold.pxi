@@ -3,6 +3,7 @@
 from libc.math cimport INFINITY, NAN
 from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t
 from libc.string cimport memset
+from libcpp.algorithm cimport rotate
 
 from pagecore.index.radix._native cimport HintRange, HintRanges, RetentionHint
 from pagecore.index.radix._radix cimport RadixTree, key_of, read_marks
@@ -63,7 +64,8 @@ cdef class PrefixHold:
         cdef size_t i
         for i in range(self.backups.size()):
             if self.backups[i].tier == tier:
-                return &self.backups[i]
+                rotate(self.backups.begin() + i, self.backups.begin() + i + 1, self.backups.end())
+                return &self.backups.back()
         return NULL
 
     cdef BackupNote* make_note(self, int64_t tier) except NULL:

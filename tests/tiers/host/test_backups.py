@@ -177,6 +177,18 @@ def test_a_sequence_is_backed_up_to_any_number_of_tiers_one_after_the_other():
             assert tier.list_changed([sequence]) == []
 
 
+def test_tiers_that_were_closed_push_out_no_note_of_one_in_use():
+    cache = PagedKVCache(SPEC, num_blocks=20, block_size=4)
+    used = HostTier(cache, num_blocks=10, huge_pages=False)
+    sequence = cache.add_sequence(range(16))
+    cache.commit(cache.prepare([sequence], 16))
+    assert used.backup(sequence) == 4
+    for _ in range(6):
+        with HostTier(cache, num_blocks=10, huge_pages=False) as tier:
+            tier.backup(sequence)
+        assert used.list_changed([sequence]) == []
+
+
 def test_a_failed_copy_of_one_tier_leaves_the_note_of_another():
     cache = PagedKVCache(SPEC, num_blocks=20, block_size=4)
     first, second = (HostTier(cache, num_blocks=10, huge_pages=False) for _ in range(2))

@@ -65,7 +65,7 @@ class BackupMethods(SpillMethods):
 
         `backup` of the others copies only what the host has evicted since. Blocks that `min_priority` excludes do not
         count. Sequences that are swapped out, removed or of another cache are left out. A sequence remembers its
-        backups to the newest four tiers of its cache.
+        backups to four tiers of its cache, those that were asked or used last.
 
         Parameters
         ----------
