@@ -132,9 +132,7 @@ def test_a_port_in_use_is_refused():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(
-            PortError, match=f"port {port} of 127.0.0.1 cannot be opened: Address already in use; use another port"
-        ):
+        with pytest.raises(PortError, match=f"port {port} of 127.0.0.1 .*: Address already in use; use another port"):
             MetricsServer(registry, port)
 
 
@@ -143,7 +141,7 @@ ADDRESSES = ["x" * 100, "\ud800", "127.0.0.1:80", "host.invalid", "192.0.2.1"]  
 
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_an_address_that_is_not_of_this_machine_is_refused(address):
-    with pytest.raises(PortError, match="; use an address of this machine, such as '127.0.0.1'"):
+    with pytest.raises(PortError, match="; use an address of this machine, such as '127"):
         MetricsServer(client.CollectorRegistry(), 0, address)
 
 
