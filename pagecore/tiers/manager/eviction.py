@@ -165,7 +165,8 @@ class EvictionCalls(CacheObserver):
         Raises
         ------
         UnsupportedOption
-            This process is a fork of the one that made the tiers, and stores had batches at that time.
+            This process is a fork of the one that made the tiers, and stores have open batches: those that it had at
+            that time, or requests of the fork.
         """
         timeout = checked_timeout(timeout)
         self._publish_spilled()

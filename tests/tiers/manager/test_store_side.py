@@ -239,13 +239,15 @@ def test_requests_that_are_waited_for_after_a_drain_are_returned_once(world):
     assert w.side.poll() == [requests[2]]
 
 
-def test_a_fork_waits_for_no_batch_of_its_parent(world, monkeypatch):
+@pytest.mark.parametrize("is_made_before", [True, False])
+def test_a_fork_waits_for_no_batch_of_stores(world, monkeypatch, is_made_before):
     w = world()
-    request = w.side.request(PROMPT)
+    request = w.side.request(PROMPT) if is_made_before else None
     pid = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: pid + 1)
+    request = request or w.side.request(PROMPT)
     for wait in (w.side.drain, lambda: w.side.wait_for(request, None, w.side.poll)):
-        with pytest.raises(UnsupportedOption, match=f"batches of process {pid} were open when it forked this one"):
+        with pytest.raises(UnsupportedOption, match=f"do not end in this fork of process {pid}, which has their thr"):
             wait()
     w.stores[0].finish_all()
     assert w.side.drain()

@@ -54,8 +54,8 @@ class StoreWaits(ABC):
     def drain(self, timeout: float | None = None) -> bool:
         """Wait until no batch is open, with polls; return False if `timeout` seconds pass first.
 
-        The next `poll` returns the requests that end meanwhile. Raises UnsupportedOption in a child of `os.fork` for
-        batches of the parent.
+        The next `poll` returns the requests that end meanwhile. Raises UnsupportedOption in a child of `os.fork` if
+        batches are open.
         """
         end = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -105,11 +105,11 @@ class StoreWaits(ABC):
             self._unreturned += self.take_ends()
 
     def _require_own_process(self) -> None:
-        """Raise UnsupportedOption in a child of `os.fork`, where no thread of the stores would end a batch."""
+        """Raise UnsupportedOption in a child of `os.fork`, where no thread of the stores ends a batch."""
         if os.getpid() != self._pid:
             raise UnsupportedOption(
-                f"batches of process {self._pid} were open when it forked this one, which has no threads of its "
-                "stores: make tiers and stores here, or call drain before the fork"
+                f"batches of the stores do not end in this fork of process {self._pid}, which has their threads: make "
+                "tiers and stores here, and call drain before a fork"
             )
 
     def _keep_ends_if_open(self) -> bool:
