@@ -207,7 +207,8 @@ class Lane:
         self._free = deque([*known, *(slot for slot in range(self.num_slots) if slot not in taken)])
         if self._evicted is not None:
             self._evicted = OrderedDict.fromkeys(key for key in self._evicted if key not in self.entries)
-        self._order.recover(self.entries.keys() - self._pins.keys(), self.entries.keys() | self.writing.keys())
+        unpinned = {key: None for key in self.entries if key not in self._pins}
+        self._order.recover(unpinned, self.entries.keys() | self.writing.keys())
 
     def slots_by_use(self) -> Iterable[int]:
         """Return the slots of the entries that may be evicted, the least recently used first."""

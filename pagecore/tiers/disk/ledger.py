@@ -11,6 +11,8 @@ from pagecore.tiers.disk.batch import NOT_TAKEN, Batch
 from pagecore.tiers.disk.slab_set import SlabSet
 from pagecore.tiers.store import Done, StoreStats
 
+Counts = list[tuple[str, int]]
+
 
 class Ledger:
     """Pending batches, ended batches that the caller has not polled, and counters.
@@ -34,18 +36,21 @@ class Ledger:
         self._ended: list[tuple[int, list[int]]] = []
         # Batches that store a key which another batch is writing, and the place of the key in them.
         self._waiting: dict[bytes, list[tuple[Batch, int]]] = {}
-        self._ready: list[Done] = []
+        # Results that `take_ready` has not returned, each with what it adds to the counters, and the counters without
+        # them: in one attribute, so that an interrupt loses no count and repeats none.
+        self._results: tuple[list[tuple[Done, Counts]], dict[str, int]] = [], {}
         self._to_give_back: Batch | None = None
-        self._counts: Counter[str] = Counter()
 
     @property
     def has_ready(self) -> bool:
         """True if a batch has ended that `take_ready` has not returned, or that `collect` has not seen to the end."""
-        return bool(self._ready or self._ended)
+        return bool(self._results[0] or self._ended)
 
     def take_ready(self) -> list[Done]:
         """Return the batches that ended since the last call."""
-        ready, self._ready = self._ready, []
+        ready = [done for done, _ in self._results[0]]
+        if ready:
+            self._results = [], self._counters()
         return ready
 
     def begin(self, batch: Batch, shared: Iterable[tuple[bytes, int]] = ()) -> None:
@@ -70,24 +75,22 @@ class Ledger:
         """End a batch, once; return its ticket."""
         if not batch.has_ended:
             self._unpin_present(batch)
-            done, counts = batch.done(), self._counted(batch)
-            self._ready.append(done)
+            self._results[0].append((batch.done(), self._counts_of(batch)))
             batch.has_ended = True
-            self._counts = counts
             self._pending.pop(batch.ticket, None)
         return batch.ticket
 
-    def has_result(self, batch: Batch) -> bool:
-        """Return True if the caller gets, or has got, the result of a batch."""
-        return any(done.ticket == batch.ticket for done in self._ready)
+    def withdraw(self, batch: Batch) -> None:
+        """Forget the result of a batch whose ticket was not returned, if it has one."""
+        ready = self._results[0]
+        ready[:] = [one for one in ready if one[0].ticket != batch.ticket]
 
     def recover(self) -> None:
         """End the batches whose ends an interrupt has cut short."""
+        ended = {done.ticket for done, _ in self._results[0]}
         for batch in list(self._pending.values()):
-            if not batch.has_ended and self.has_result(batch):
-                self._counts = self._counted(batch)
+            if batch.has_ended or batch.ticket in ended:
                 batch.has_ended = True
-            if batch.has_ended:
                 del self._pending[batch.ticket]
         self._recount_shared()
 
@@ -130,7 +133,7 @@ class Ledger:
 
     def stats(self, num_held: int) -> StoreStats:
         """Return the counters."""
-        return StoreStats(**self._counts, num_pending=len(self._pending), num_held=num_held)
+        return StoreStats(**self._counters(), num_pending=len(self._pending), num_held=num_held)
 
     def _settle(self, batch: Batch, errors: list[int]) -> None:
         """Take the transfers of a batch into account, and end it unless it waits for other batches."""
@@ -192,6 +195,7 @@ class Ledger:
     def _give_back_one(self, batch: Batch, at: int) -> None:
         """Undo what one key of a lookup, or one transfer of another batch, has taken."""
         if batch.kind == "lookup":
+            at = len(batch.keys) - 1 - at  # the first key is used last, as in `unlock`
             key = batch.keys[at]
             if batch.ok[at]:
                 self._lanes[key[-1]].unhold(key)
@@ -212,19 +216,26 @@ class Ledger:
                 self._lanes[key[-1]].unpin(key)
             batch.num_unpinned = following
 
-    def _counted(self, batch: Batch) -> Counter[str]:
-        """Return the counters with those of a batch."""
-        counts = self._counts.copy()
-        num_ok = sum(batch.ok)
+    def _counters(self) -> dict[str, int]:
+        """Return the counters of all batches that have ended."""
+        ready, counted = self._results
+        counters = counted.copy()
+        for _, counts in ready:
+            for name, number in counts:
+                counters[name] = counters.get(name, 0) + number
+        return counters
+
+    def _counts_of(self, batch: Batch) -> Counts:
+        """Return what a batch adds to the counters."""
+        total, num_ok = len(batch.ok), sum(batch.ok)
         if batch.kind == "lookup":
-            counts["num_lookups"] += len(batch.ok)
-            counts["num_found"] += num_ok
-        elif batch.kind == "remove":
-            counts["num_removed"] += num_ok
-        else:
-            past = "loaded" if batch.kind == "load" else "stored"
-            counts[f"num_{past}"] += num_ok
-            counts[f"num_{batch.kind}_failures"] += len(batch.ok) - num_ok
-            lanes = (batch.keys[place][-1] for place in batch.places if batch.ok[place])
-            counts[f"bytes_{past}"] += sum(self._payload_bytes[lane] for lane in lanes)
-        return counts
+            return [("num_lookups", total), ("num_found", num_ok)]
+        if batch.kind == "remove":
+            return [("num_removed", num_ok)]
+        past = "loaded" if batch.kind == "load" else "stored"
+        lanes = (batch.keys[place][-1] for place in batch.places if batch.ok[place])
+        return [
+            (f"num_{past}", num_ok),
+            (f"num_{batch.kind}_failures", total - num_ok),
+            (f"bytes_{past}", sum(self._payload_bytes[lane] for lane in lanes)),
+        ]

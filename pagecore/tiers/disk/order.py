@@ -110,19 +110,23 @@ class EvictionOrder:
             del self._num_followers[before]
         del self._before[key]
 
-    def recover(self, listed: Set[bytes], known: Set[bytes]) -> None:
-        """Make the order consistent after an interrupt: `listed` may be evicted, and only `known` keys have links."""
+    def recover(self, listed: Mapping[bytes, object], known: Set[bytes]) -> None:
+        """Make the order consistent after an interrupt: `listed` may be evicted, and only `known` keys have links.
+
+        Those of `listed` that the order has lost become the most recently used, from the first to the last.
+        """
         self._before = {key: before for key, before in self._before.items() if key in known}
         self._num_followers = dict(Counter(self._before.values()))
         self._uses = OrderedDict.fromkeys(key for key in self._uses if key in listed)
         passed = [key for key in self._passed if key in listed and key not in self._uses]
         self._passed = {key: None for key in passed if key in self._num_followers}
-        for key in passed:
+        for key in reversed(passed):
             if key not in self._passed:  # its last follower has gone
                 self._uses[key] = None
                 self._uses.move_to_end(key, last=False)
-        for key in listed - self._uses.keys() - self._passed.keys():
-            self._uses[key] = None
+        for key in listed:
+            if key not in self:
+                self._uses[key] = None
 
     def _pass_over(self, key: bytes) -> None:
         self._passed[key] = None

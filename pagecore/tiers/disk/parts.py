@@ -39,12 +39,12 @@ class StoreParts:
         return Turn(self, self._lock._is_owned())  # type: ignore[attr-defined]
 
     def _recover(self) -> None:
-        """Let the pins and slots of each lane be those of the batches, and the holds those of the lookups."""
+        """Let the pins and slots of each lane be those of the batches, and the holds those of whole lookups."""
         if self._lookup is not None:
             batch, held = self._lookup
-            if not self._ledger.has_result(batch):
-                for key, number in held.items():
-                    self._lanes[key[-1]].held[key] = number
+            self._ledger.withdraw(batch)
+            for key, number in held.items():
+                self._lanes[key[-1]].held[key] = number
         self._ledger.recover()
         for lane, (pins, written) in zip(self._lanes, self._ledger.list_users(), strict=True):
             lane.recover(pins, written)
@@ -83,6 +83,7 @@ class Turn:
     def __init__(self, store: StoreParts, is_nested: bool) -> None:
         self._store = store
         self._is_nested = is_nested  # within another call of this thread: in a signal handler or a destructor
+        self._outer = store._lookup if is_nested else None
 
     def __enter__(self) -> None:
         if self._store._is_torn and not self._is_nested:
@@ -91,6 +92,7 @@ class Turn:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None or issubclass(kind, Exception):
+            self._store._lookup = self._outer
             self._store._is_torn = self._is_nested
 
 
@@ -111,5 +113,7 @@ class Submission(Turn):
         try:
             if self._store._ledger.has_ready:
                 self._store._queue.signal()
-        finally:
-            super().__exit__(kind)
+        except BaseException as error:
+            super().__exit__(type(error))
+            raise
+        super().__exit__(kind)

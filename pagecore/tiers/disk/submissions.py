@@ -42,13 +42,11 @@ class Submissions(StoreParts):
             try:
                 for i, key in enumerate(wanted):
                     batch.ok[i] = self._lanes[key[-1]].hold(key)
-                ticket = self._ledger.end(batch)
+                return self._ledger.end(batch)
             except Exception:
                 self._lookup = None
                 self._ledger.give_back(batch)
                 raise
-            self._lookup = None
-            return ticket
 
     def submit_load(self, keys: Keys, pieces: Pieces) -> int:
         """Read entries into memory and verify them; return a ticket.
@@ -234,6 +232,7 @@ class Submissions(StoreParts):
     def _undo(self, batch: Batch, operations: Sized) -> None:
         """Give back what a batch has taken, unless the queue has it, which has emptied `operations` then."""
         if not (self._ledger.is_pending(batch) and batch.places and not operations):
+            batch.places.sort(reverse=True)  # as `_end_first`, which may not have been called
             self._ledger.give_back(batch)
 
 

@@ -53,6 +53,27 @@ def test_a_prefix_is_evicted_from_its_end(tmp_path, use):
         assert look(store, range(6)).ok.tolist() == [True] * 4 + [False] * 2
 
 
+@pytest.mark.parametrize(("part", "name", "call"), [("_slabs", "place", "load"), ("_ledger", "end", "lookup")])
+def test_a_prefix_is_evicted_from_its_end_after_a_call_that_failed(tmp_path, monkeypatch, part, name, call):
+    with open_store(tmp_path, slots=8) as store:
+        put(store, range(6))
+        calls, keys, pieces = [], keys_of(store, range(6)), [Memory(6).pieces] * (call == "load")
+        whole = getattr(getattr(store, part), name)
+
+        def fails(*arguments):
+            calls.append(arguments)
+            if call == "lookup" or len(calls) == 6:
+                raise MemoryError
+            return whole(*arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(getattr(store, part), name, fails)
+            with pytest.raises(MemoryError):
+                getattr(store, f"submit_{call}")(keys, *pieces)
+        put(store, range(100, 104))
+        assert look(store, range(6)).ok.tolist() == [True] * 4 + [False] * 2
+
+
 def test_a_prefix_is_evicted_from_its_end_after_the_store_was_opened_again(tmp_path):
     with open_store(tmp_path, slots=8) as store:
         put(store, range(6))

@@ -1,5 +1,7 @@
 """The index of a lane against a twin that keeps every slot, pin and use in plain lists."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -245,6 +247,20 @@ def test_links_close_no_circle_when_a_lost_entry_comes_back():
     assert lane.take(one, before=two) == 0
     lane.publish(one)
     assert lane.take(other) == 1
+    lane.check_invariants()
+
+
+def test_entries_come_in_the_order_of_uses_after_an_interrupt():
+    keys = [bytes([n]) * 17 for n in range(9)]
+    lane = Lane(8, {key: slot for slot, key in enumerate(keys[:6])})
+    assert [lane.take(keys[6], before=keys[0]), lane.take(keys[7], before=keys[1])] == [6, 7]
+    assert lane.take(keys[8]) == 2  # passes over the first two, which have followers
+    lane.recover(Counter(), ())
+    assert list(lane.slots_by_use()) == [0, 1, 3, 4, 5]
+    for key in (keys[4], keys[0], keys[3]):
+        lane.pin(key)
+    lane.recover(Counter(), ())
+    assert list(lane.slots_by_use()) == [1, 5, 0, 3, 4]
     lane.check_invariants()
 
 

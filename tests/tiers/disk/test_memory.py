@@ -13,6 +13,7 @@ from tests.cache.verdicts import wrong_error
 from tests.faults import PAGECORE, fail_allocation, is_full, raise_at, runs
 from tests.tiers.disk.kit import FileOps, Memory, finish, get, keys_of, look, open_store, put
 
+DISK = PAGECORE / "tiers" / "disk"
 TABLE, SLOT = 8192 + 4096, 8192
 STRIDE = 1 if is_full() else 9
 
@@ -147,7 +148,7 @@ def test_an_interrupt_at_any_bytecode_of_the_index_leaves_no_pin_and_no_slot(tmp
         else:
             look(filled.store, [0, 0])  # another reader's
             call = filled.submit(name, numbers)
-        return raise_at(call, n, PAGECORE / "tiers" / "disk" / "lane.py", opcodes=True)
+        return raise_at(call, n, DISK / "lane.py", opcodes=True)
 
     filled = None
     for run in runs(interrupted, stride=1 if is_full() else 11):
@@ -168,11 +169,41 @@ def test_an_interrupt_at_any_bytecode_of_the_index_leaves_no_pin_and_no_slot(tmp
         filled = None
 
 
+@pytest.mark.parametrize("file", ["lane.py", "ledger.py"])
+def test_an_interrupted_lookup_holds_nothing_and_has_no_result(tmp_path, file):
+    with open_store(tmp_path, slots=8) as store:
+        put(store, range(4))
+        keys, before = keys_of(store, [0, 1, 9]), store.stats()
+        for run in runs(lambda n: raise_at(lambda: store.submit_lookup(keys), n, DISK / file, opcodes=True)):
+            assert (run.finished, store.stats(), store.poll()) == (False, before, []), run.where
+            store.check_invariants()
+
+
+@pytest.mark.slow
+def test_an_interrupted_poll_counts_each_batch_once(tmp_path_factory):
+    def polled(n):
+        nonlocal filled
+        filled = Filled(tmp_path_factory.mktemp("counts"), gated=True)
+        filled.submit_all()
+        return raise_at(filled.store.poll, n, DISK / "ledger.py", opcodes=is_full())
+
+    filled = expected = None
+    for point in (100_000, *range(1, 100_000)):
+        run = polled(point)
+        filled.store.poll()
+        filled.store.check_invariants()
+        expected = expected or filled.store.stats()
+        assert filled.store.stats() == expected, run.where
+        filled.store.close()
+        if point < 100_000 and not run.reached:
+            return
+
+
 def test_an_interrupted_store_leaves_no_slot_and_no_batch(tmp_path_factory):
     def submitted(n):
         nonlocal filled
         filled = Filled(tmp_path_factory.mktemp("interrupt"))
-        return raise_at(filled.submit("submit_store", [6, 7, 8]), n, PAGECORE / "tiers" / "disk")
+        return raise_at(filled.submit("submit_store", [6, 7, 8]), n, DISK)
 
     filled = None
     for run in runs(submitted, stride=1 if is_full() else 7):
