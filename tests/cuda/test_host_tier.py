@@ -5,16 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pagecore import (
-    UnsupportedOption,
-)
-from pagecore.errors import DeviceError, InvalidBlock
+from pagecore.errors import DeviceError, InvalidBlock, UnsupportedOption
 from pagecore.storage.memory.host_memory import HostMemory
 from pagecore.storage.pools import host_pool
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.manager.tiers import Tiers
 from tests.cuda.caches import block_bytes, poison, random_step, requests_of, write_step
-from tests.cuda.host_tiers import LAYERS, WIDE, computed, make, planes_of, tier_of
+from tests.cuda.host_tiers import (
+    LAYERS,
+    WIDE,
+    back_up_and_forget,
+    computed,
+    defer,
+    ended,
+    make,
+    planes_of,
+    tier_of,
+)
 
 
 @pytest.mark.parametrize("io", ["auto", "dma", "kernel"])
@@ -28,9 +35,8 @@ def test_a_prefix_comes_back_bit_for_bit(cuda, layout, io):
     assert tier.backup(sequence) > 0
     cache.check_invariants()
     tier.check_invariants()
-    assert tier.drain()
-    (ended,) = tier.poll()
-    assert (ended.start, ended.stop, ended.error) == (0, 12, None)
+    (backup,) = ended(tier)
+    assert (backup.start, backup.stop, backup.error) == (0, 12, None)
     cache.remove(sequence)
     cache.clear_prefix_cache()
     poison(cuda, cache)
@@ -81,8 +87,7 @@ def test_copies_by_dma_cross_no_border_of_registered_chunks(cuda, monkeypatch):
         sequence, _ = computed(cuda, cache, range(33))
         before = block_bytes(cuda, cache, sequence)
         assert tier.backup(sequence) > 0
-        assert tier.drain()
-        assert tier.poll()[0].error is None
+        assert ended(tier)[0].error is None
         cache.remove(sequence)
         cache.clear_prefix_cache()
         poison(cuda, cache)
@@ -115,21 +120,18 @@ def test_large_fragments_go_by_dma(cuda):
     if spent:
         assert spent["copies"] == 2, "two blocks, each of two planes"
         assert "launches" not in spent
-    tier.drain()
-    tier.poll()
+    ended(tier)
     assert tier.match(range(33)) == 32
     tier.close()
 
 
 def test_copies_run_in_order_and_the_host_does_not_wait(cuda):
-    if not cuda.is_emulated:
-        pytest.skip("only the emulator runs work as late as possible")
     cache = make(cuda, LAYERS[:1])
     tier = tier_of(cache)
     sequence, kept = computed(cuda, cache, range(13))
     cuda.runtime.synchronize(0)
     before = block_bytes(cuda, cache, sequence)
-    cuda.runtime.streams.deferred = True
+    defer(cuda)
     spent = requests_of(cuda, lambda: tier.backup(sequence))
     assert tier.match(range(13)) == 0, "published when the copy is done, not before"
     assert tier.poll() == []
@@ -137,8 +139,7 @@ def test_copies_run_in_order_and_the_host_does_not_wait(cuda):
     assert cache.clear_prefix_cache() == 0, "the copy pins the device's blocks"
     cache.check_invariants()
     tier.check_invariants()
-    assert tier.drain()
-    assert len(tier.poll()) == 1
+    assert len(ended(tier)) == 1
     assert cache.clear_prefix_cache() == 3
     other, more = computed(cuda, cache, range(100, 160), seed=1)  # overwrites every block
     cache.remove(other)
@@ -168,8 +169,7 @@ def test_a_backup_does_not_repeat_copies_that_have_ended(cuda):
     cache.append_tokens([sequence], [range(8, 16)])
     second = write_step(cache, [sequence], 8, random_step(cuda, cache, 8, seed=1))
     assert tier.backup(sequence) == 2, "the call publishes what has ended"
-    assert tier.drain()
-    assert [(ended.start, ended.stop) for ended in tier.poll()] == [(0, 8), (8, 16)]
+    assert [(one.start, one.stop) for one in ended(tier)] == [(0, 8), (8, 16)]
     assert tier.match(range(17)) == 16
     tier.check_invariants()
     tier.close()
@@ -177,13 +177,10 @@ def test_a_backup_does_not_repeat_copies_that_have_ended(cuda):
 
 
 def test_copies_that_run_are_queried_once_a_call(cuda):
-    if not cuda.is_emulated:
-        pytest.skip("only the emulator runs work as late as possible")
     cache = make(cuda, LAYERS[:1], num_blocks=40, max_sequences=8)
     tier = tier_of(cache)
     made = [computed(cuda, cache, range(50 * i, 50 * i + 8), seed=i) for i in range(8)]
-    cuda.runtime.finish()
-    cuda.runtime.streams.deferred = True
+    defer(cuda)
     before = cuda.runtime.counts["event_queries"]
     for sequence, _ in made:
         tier.backup(sequence)
@@ -192,8 +189,7 @@ def test_copies_that_run_are_queried_once_a_call(cuda):
         "one stream has all copies: only the first of those that run is queried"
     )
     cuda.runtime.streams.deferred = False
-    assert tier.drain()
-    assert len(tier.poll()) == 8
+    assert len(ended(tier)) == 8
     tier.check_invariants()
     tier.close()
 
@@ -213,8 +209,7 @@ def test_a_backup_in_a_capture_is_refused_before_the_capture_ends(cuda):
         tier.backup(sequence)
     cuda.runtime.streams.end_capture(stream)
     assert tier.backup(sequence) == 1
-    assert tier.drain()
-    tier.poll()
+    ended(tier)
     tier.close()
     del kept
 
@@ -233,12 +228,7 @@ def test_a_capture_does_not_wait_for_a_registration_that_waits_for_its_end(cuda,
     cuda.runtime.stream = stream = cuda.runtime.make_stream(0)
     cache = make(cuda, LAYERS[:1])
     tier = tier_of(cache)
-    sequence, kept = computed(cuda, cache, range(13))
-    tier.backup(sequence)
-    cache.remove(sequence)
-    assert tier.drain()
-    tier.poll()
-    cache.clear_prefix_cache()
+    back_up_and_forget(cuda, cache, tier)
     cuda.runtime.streams.begin_capture(stream)
     with monkeypatch.context() as patch:
         patch.setattr(tier._transfers, "_is_ready", False)
@@ -252,7 +242,6 @@ def test_a_capture_does_not_wait_for_a_registration_that_waits_for_its_end(cuda,
     tier.poll()
     tier.check_invariants()
     tier.close()
-    del kept
 
 
 def test_tiers_serve_more_than_the_device_holds(cuda):

@@ -7,125 +7,80 @@ from functools import partial
 
 import pytest
 
-from pagecore import (
-    SwapSpace,
-)
+from pagecore import SwapSpace
 from pagecore.cache.state._state import Held
 from pagecore.cache.swap import _swap
 from pagecore.errors import DeviceError
-from tests.cuda.caches import poison
-from tests.cuda.host_tiers import LAYERS, computed, make, planes_of, tier_of
+from tests.cuda.host_tiers import (
+    LAYERS,
+    back_up_and_forget,
+    check_that_no_copy_is_left,
+    computed,
+    defer,
+    ended,
+    make,
+    tier_of,
+)
 
 
-@pytest.mark.parametrize("pipelined", [False, True])
+class Full(list):
+    def append(self, _):
+        raise MemoryError("planted")
+
+
+def note_nothing(tier, call, patch):
+    """Let the tier fail to note copies that were submitted."""
+    patch.setattr(tier._transfers, "_running", Full())
+
+
+def record_nothing(tier, call, patch):
+    """Let the tier fail to record the event of copies that were submitted."""
+    record, records = tier._transfers._recorded, []
+
+    def recorded(stream):
+        if len(records) == (call == "promote"):  # a load records an event before the first layer
+            raise MemoryError("planted")
+        records.append(record(stream))
+        return records[-1]
+
+    patch.setattr(tier._transfers, "_recorded", recorded)
+
+
 @pytest.mark.parametrize("call", ["backup", "spill", "promote"])
-def test_a_call_that_cannot_note_its_copies_waits_for_them(cuda, call, pipelined):
-    """Their blocks are free again, and nothing would wait for the copies any more."""
-    if not cuda.is_emulated:
-        pytest.skip("only the emulator runs work as late as possible")
+@pytest.mark.parametrize(("fault", "pipelined"), [(note_nothing, False), (note_nothing, True), (record_nothing, True)])
+def test_a_call_that_fails_after_its_copies_waits_for_them(cuda, monkeypatch, call, fault, pipelined):
+    """Its blocks are free again: what others write there would be overwritten by a copy that comes later."""
     cache = make(cuda, LAYERS[:2])
     tier = tier_of(cache, pipelined=pipelined)
-    sequence, kept = computed(cuda, cache, range(13))
     if call == "promote":
-        tier.backup(sequence)
-        assert tier.drain()
-        tier.poll()
-    if call != "backup":
-        cache.remove(sequence)
-    if call == "promote":
-        cache.clear_prefix_cache()
-    cuda.runtime.finish()
-    cuda.runtime.streams.deferred = True
-
-    class Full(list):
-        def append(self, _):
-            raise MemoryError("planted")
-
-    tier._transfers._running = Full()
+        back_up_and_forget(cuda, cache, tier)
+    else:
+        sequence, _ = computed(cuda, cache, range(13))
+        if call == "spill":
+            cache.remove(sequence)
+    defer(cuda)
     calls = {
         "backup": lambda: tier.backup(sequence),
         "spill": lambda: tier.spill([3]),
         "promote": lambda: tier.promote(range(13)),
     }
     waits = cuda.runtime.counts["synchronizes"]
-    with pytest.raises(MemoryError, match="planted"):
-        calls[call]()
-    assert cuda.runtime.counts["synchronizes"] > waits
-    tier._transfers._running = []
-    tier.pool.memory.tensor("cpu").numpy()[...] = 7
-    poison(cuda, cache)
-    before = planes_of(cuda, cache)
-    cuda.runtime.finish()
-    assert (tier.pool.memory.tensor("cpu").numpy() == 7).all()
-    assert planes_of(cuda, cache) == before
-    cache.check_invariants()
-    tier.check_invariants()
-    tier.close()
-    del kept
-
-
-@pytest.mark.parametrize("call", ["backup", "spill", "promote"])
-def test_a_call_that_fails_after_some_copies_waits_for_them(cuda, monkeypatch, call):
-    """Its blocks are free again: what others write there would be overwritten by a copy that comes later."""
-    if not cuda.is_emulated:
-        pytest.skip("only the emulator runs work as late as possible")
-    cache = make(cuda, LAYERS[:2])
-    tier = tier_of(cache, pipelined=call == "promote")
-    sequence, kept = computed(cuda, cache, range(13))
-    if call == "promote":
-        tier.backup(sequence)
-        assert tier.drain()
-        tier.poll()
-    if call != "backup":
-        cache.remove(sequence)
-    if call == "promote":
-        cache.clear_prefix_cache()
-    cuda.runtime.finish()
-    cuda.runtime.streams.deferred = True
-    record = tier._transfers._recorded
-    calls = {
-        "backup": lambda: tier.backup(sequence),
-        "spill": lambda: tier.spill([3]),
-        "promote": lambda: tier.promote(range(13)),
-    }
-
-    records = []
-
-    def recorded(stream):
-        if len(records) == (call == "promote"):  # a load records an event before the first layer
-            raise DeviceError("planted")
-        records.append(record(stream))
-        return records[-1]
-
     with monkeypatch.context() as patch:
-        patch.setattr(tier._transfers, "_recorded", recorded)
-        with pytest.raises(DeviceError, match="planted"):
+        fault(tier, call, patch)
+        with pytest.raises(MemoryError, match="planted"):
             calls[call]()
-    tier.pool.memory.tensor("cpu").numpy()[...] = 7
-    poison(cuda, cache)
-    before = planes_of(cuda, cache)
-    cuda.runtime.finish()
-    assert (tier.pool.memory.tensor("cpu").numpy() == 7).all()
-    assert planes_of(cuda, cache) == before
+    assert cuda.runtime.counts["synchronizes"] > waits
+    check_that_no_copy_is_left(cuda, cache, tier)
     cache.check_invariants()
     tier.check_invariants()
     tier.close()
-    del kept
 
 
 def test_later_steps_wait_for_a_load_whose_publication_failed(cuda, monkeypatch):
-    if not cuda.is_emulated:
-        pytest.skip("only the emulator runs work as late as possible")
     cache = make(cuda, LAYERS[:2])
     tier = tier_of(cache, pipelined=True)
-    sequence, kept = computed(cuda, cache, range(13))
-    tier.backup(sequence)
-    assert tier.drain()
-    tier.poll()
-    cache.remove(sequence)
-    cache.clear_prefix_cache()
-    cuda.runtime.finish()
-    cuda.runtime.streams.deferred = True
+    back_up_and_forget(cuda, cache, tier)
+    defer(cuda)
     promote = tier._transfers.promote
 
     def fails(pairs, hold):
@@ -136,14 +91,10 @@ def test_later_steps_wait_for_a_load_whose_publication_failed(cuda, monkeypatch)
         patch.setattr(tier._transfers, "promote", fails)
         with pytest.raises(DeviceError, match="planted"):
             tier.promote(range(13))
-    poison(cuda, cache)
-    before = planes_of(cuda, cache)
-    cuda.runtime.finish()
-    assert planes_of(cuda, cache) == before
+    check_that_no_copy_is_left(cuda, cache, tier)
     tier.poll()
     tier.check_invariants()
     tier.close()
-    del kept
 
 
 @pytest.mark.parametrize("call", ["promote", "deliver"])
@@ -151,12 +102,7 @@ def test_later_steps_wait_for_a_load_whose_publication_failed(cuda, monkeypatch)
 def test_no_thread_takes_the_blocks_of_a_failed_load_before_steps_wait_for_it(cuda, monkeypatch, call, error):
     cache = make(cuda, LAYERS[:2])
     tier = tier_of(cache, pipelined=True)
-    sequence, kept = computed(cuda, cache, range(13))
-    tier.backup(sequence)
-    assert tier.drain()
-    tier.poll()
-    cache.remove(sequence)
-    cache.clear_prefix_cache()
+    back_up_and_forget(cuda, cache, tier)
     promote, await_arrivals, state = tier._transfers.promote, cache._parts.store.await_arrivals, cache._parts.state
     locked, others = [], []
 
@@ -188,22 +134,17 @@ def test_no_thread_takes_the_blocks_of_a_failed_load_before_steps_wait_for_it(cu
     others[0].join()
     assert locked == ["this thread", "another thread"]
     assert tier.stats().num_failed == 1
-    tier.drain()
-    tier.poll()
+    ended(tier)
     tier.check_invariants()
     tier.close()
-    del kept
 
 
 def test_a_lease_waits_for_the_copies_of_a_swap_that_failed(cuda, monkeypatch):
-    if not cuda.is_emulated:
-        pytest.skip("only the emulator runs work as late as possible")
     cache = make(cuda, LAYERS[:1])
     tier = tier_of(cache)
     space = SwapSpace(cache, host=tier)
     sequence, kept = computed(cuda, cache, range(13))
-    cuda.runtime.finish()
-    cuda.runtime.streams.deferred = True
+    defer(cuda)
     transfer, planes = _swap.transfer_blocks, []
 
     def fails(*arrays, **options):

@@ -5,16 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pagecore import (
-    PagedKVCache,
-    StateSpec,
-    dequantize_state,
-    quantize_state,
-)
+from pagecore import PagedKVCache, StateSpec, dequantize_state, quantize_state
 from pagecore.storage.state_shapes import delta_planes
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.manager.tiers import Tiers
-from tests.cuda.host_tiers import LAYERS, make, tier_of
+from tests.cuda.host_tiers import LAYERS, ended, make, tier_of
 
 
 def test_states_come_back(cuda):
@@ -29,8 +24,7 @@ def test_states_come_back(cuda):
         cuda.runtime.fill(plane[slot].pointer, number + 1, plane[slot].nbytes, 0)
     cache.commit(batch)
     tier.backup(sequence)
-    tier.drain()
-    assert tier.poll()[0].state_tokens == 8
+    assert ended(tier)[0].state_tokens == 8
     cache.remove(sequence)
     cache.clear_prefix_cache()
     assert tier.promote(range(9)) == 8
@@ -56,8 +50,7 @@ def test_quantised_states_come_back(cuda):
         cuda.runtime.copy(cache.plane("temporal", 0)[slot].pointer, state.ctypes.data, state.nbytes, 0)
     cache.commit(batch)
     tier.backup(sequence)
-    tier.drain()
-    assert tier.poll()[0].state_tokens == 8
+    assert ended(tier)[0].state_tokens == 8
     cache.remove(sequence)
     cache.clear_prefix_cache()
     for name in ("temporal", "temporal_scale"):

@@ -7,18 +7,13 @@ import threading
 import pytest
 
 from tests.cuda.caches import block_bytes, poison, requests_of
-from tests.cuda.host_tiers import LAYERS, computed, make, tier_of
+from tests.cuda.host_tiers import LAYERS, back_up_and_forget, computed, ended, make, tier_of
 
 
 def loading(cuda, cache):
     """Return a pipelined tier that loads 12 tokens, which the cache had computed and forgotten."""
     tier = tier_of(cache, pipelined=True)
-    sequence, _ = computed(cuda, cache, range(13))
-    tier.backup(sequence)
-    assert tier.drain()
-    tier.poll()
-    cache.remove(sequence)
-    cache.clear_prefix_cache()
+    back_up_and_forget(cuda, cache, tier)
     assert tier.promote(range(13)) == 12
     return tier
 
@@ -53,8 +48,7 @@ def test_layers_compute_while_later_layers_load(cuda):
     cuda.runtime.synchronize(0)
     before = block_bytes(cuda, cache, sequence)
     tier.backup(sequence)
-    tier.drain()
-    tier.poll()
+    ended(tier)
     cache.remove(sequence)
     cache.clear_prefix_cache()
     poison(cuda, cache)
@@ -84,8 +78,7 @@ def test_a_later_pipelined_tier_leaves_the_loads_of_an_earlier_one_to_wait_for(c
     assert requests_of(cuda, lambda: cache.key(0)).get("waits") == 1
     assert requests_of(cuda, tier.wait_for_loads).get("waits") == 1
     for one in (tier, other):
-        one.drain()
-        one.poll()
+        ended(one)
         one.close()
 
 
@@ -97,6 +90,5 @@ def test_other_work_waits_for_every_layer(cuda):
     spent = requests_of(cuda, tier.wait_for_loads)
     assert spent.get("waits") == 2
     assert requests_of(cuda, tier.wait_for_loads) == {}
-    tier.drain()
-    tier.poll()
+    ended(tier)
     tier.close()
