@@ -104,11 +104,9 @@ class RunningLoads:
             end = load.request.deadline_at
             if end is not None and now >= end:
                 load.expire()
-        ended: list[Load] = []
-        while settled := self._settle_once():
-            ended += [load for load in settled if load.request.has_ended]
-            if self.agrees:
-                break
+        while self._settle_once() and not self.agrees:
+            pass
+        ended = [load for load in self._open if load.request.has_ended]
         for load in ended:
             self._end(load, now)
         self._retire(now)
@@ -142,23 +140,22 @@ class RunningLoads:
         older = takewhile(lambda one: one is not load, (*self._retiring, *self._open))
         return next((one for one in reversed(list(older)) if not one.is_waiting and load.lacks_what(one)), None)
 
-    def _settle_once(self) -> list[Load]:
-        """Settle the stages that can end, on all ranks alike; return their loads."""
+    def _settle_once(self) -> bool:
+        """Settle the stages that can end, on all ranks alike; return True if one did."""
         for load in self._open:
             if load.can_wake:
                 load.wake(self._leader_of)
         offers = [load.offer() for load in self._open]
-        settled = []
+        has_settled = False
         for load, (least, most) in zip(list(self._open), self._agreed(offers), strict=True):
             if least < 0:
                 continue
             if least < most:
                 load.cap = least  # the ranks offer again: a shorter prefix may not be reusable on all
                 continue
-            if load.settle(least):
-                self._open.remove(load)
-            settled.append(load)
-        return settled
+            load.settle(least)
+            has_settled = True
+        return has_settled
 
     def _agreed(self, offers: Sequence[int | None]) -> list[tuple[int, int]]:
         """Return the least and the largest offer of all ranks for each request; -1 while one has none."""
@@ -170,14 +167,16 @@ class RunningLoads:
 
     def _end(self, load: Load, now: float) -> None:
         request = load.request
+        if load not in self._retiring:  # it is after an interrupt
+            self._retiring.append(load)
+        self._pinned.append((now + self._pin_seconds, load))
+        self._open.remove(load)
         if request.state == "late":
             self._num_late += 1
         else:
             self._num_ready += 1
         for medium, count in request.loaded_tokens.items():
             self._loaded_tokens[medium] = self._loaded_tokens.get(medium, 0) + count
-        self._retiring.append(load)
-        self._pinned.append((now + self._pin_seconds, load))
 
     def _retire(self, now: float) -> None:
         for load in self._retiring:

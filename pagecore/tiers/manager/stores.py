@@ -142,15 +142,24 @@ class StoreSide(StoreWrites):
             request = Request(ids, namespace, spans, most, end, media=asked, loads=loads)
             if self.ports:
                 request.chain = self._chain(ids[:most], namespace, spans)
-            load = Load(self, request)
-            leader = self._loads.add(load)
-            if leader is None:
-                load.search()
-            else:
-                load.wait_for(leader)
-            if not self.agrees:
-                self._settle()
+            try:
+                self._begin(Load(self, request))
+            except BaseException:
+                if request.load is not None:
+                    request.load.cancel()
+                    request.load.release()
+                raise
             return request
+
+    def _begin(self, load: Load) -> None:
+        """Search, or wait for an older request that does."""
+        leader = self._loads.add(load)
+        if leader is None:
+            load.search()
+        else:
+            load.wait_for(leader)
+        if not self.agrees:
+            self._settle()
 
     def poll(self) -> list[Request]:
         """Take the ends of batches; return the requests that ended since the last call, other than in `request`."""

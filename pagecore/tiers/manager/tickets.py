@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,7 @@ from pagecore.tiers.store import (
 __all__ = ["Ended", "StorePort"]
 
 Ended = Callable[[Flags, str | None], None]
+T = TypeVar("T")
 _CLOSED = "the store was closed"
 
 
@@ -46,7 +48,9 @@ class _Removal:
 
 
 class StorePort:
-    """A store and its open tickets; every submission calls `ended` exactly once, in `poll` or in `flush`.
+    """A store and its open tickets; every submission calls `ended` once, in `poll` or in `close`.
+
+    After an interrupt of `ended`, the next `poll` calls it again.
 
     A submission that the store refuses by an exception ends with a failure of all keys, as an error of the store does:
     a store may cost hits, never a request.
@@ -180,32 +184,35 @@ class StorePort:
     def poll(self) -> int:
         """Call the code that waits for each batch that ended; return the number of batches.
 
-        If that raises, the next call goes on with the other batches.
+        If that raises, the next call goes on with the other batches; after an interrupt, with the same one.
         """
         # Before the ends: an entry that comes back later is noted at the end of its batch.
         self._try(self._note_evicted)
         num_ended = len(self._refused)
         for _ in range(num_ended):  # not those that the calls add
-            ended, count, reason = self._refused.popleft()
-            ended(np.zeros(count, np.bool_), reason)
+            _take_first(self._refused, _fail)
         self._done.extend(self.store.poll())
         num_ended += len(self._done)
         while self._done:
-            self._end(self._done.popleft())
+            _take_first(self._done, self._end)
         self._submit_removals()
         return num_ended
 
     def _end(self, done: Done) -> None:
         """Call the code that waits for a batch."""
-        waiting = self._open.pop(done.ticket, None)
         self._saves.discard(done.ticket)
-        if waiting is None:
+        if done.ticket not in self._open:
             return
-        ended, count = waiting
+        ended, count = self._open[done.ticket]
         ok = np.asarray(done.ok, np.bool_)
         if done.error is not None:
             self.last_error = done.error
-        ended(ok if ok.shape == (count,) else np.zeros(count, np.bool_), done.error)
+        try:
+            ended(ok if ok.shape == (count,) else np.zeros(count, np.bool_), done.error)
+        except Exception:
+            del self._open[done.ticket]
+            raise
+        del self._open[done.ticket]
 
     def note(
         self,
@@ -329,11 +336,26 @@ class StorePort:
         return ticket
 
 
+def _take_first(waiting: deque[T], end: Callable[[T], None]) -> None:
+    """Call `end` with the first one and remove it; after an interrupt it is there still."""
+    try:
+        end(waiting[0])
+    except Exception:
+        waiting.popleft()
+        raise
+    waiting.popleft()
+
+
+def _fail(waiting: tuple[Ended, int, str]) -> None:
+    ended, count, reason = waiting
+    ended(np.zeros(count, np.bool_), reason)
+
+
 def _fail_all(waiting: Iterable[tuple[Ended, int, str]]) -> None:
     """Call the code that waits for batches, each with a failure of all keys, also after a call that raises."""
     with ExitStack() as calls:
         for ended, count, reason in waiting:
-            calls.callback(ended, np.zeros(count, np.bool_), reason)
+            calls.callback(_fail, (ended, count, reason))
 
 
 def _save(store: BlockStore, keys: Keys, pieces: Pieces, before: Keys | None) -> int:

@@ -21,7 +21,12 @@ class Chunk:
         self.positions = positions
         self.ok = [np.zeros(len(lane), np.bool_) for lane in positions]
         self.tickets: list[tuple[StorePort, int | None]] = []
-        self.num_open = 0
+        self.open: set[int] = set()  # indices of stores
+
+    @property
+    def num_open(self) -> int:
+        """Number of batches that the stores have not ended."""
+        return len(self.open)
 
     @property
     def is_whole(self) -> bool:

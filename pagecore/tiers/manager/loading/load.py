@@ -16,6 +16,7 @@ Q7: A prefix for which the host has no room goes in windows to the device, which
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -44,11 +45,12 @@ class Load:
         self.request = request
         self.cap = request.max_tokens
         self.is_expired = False
-        self._pin: Reader | None = self._pinned()
+        self._pin: Reader | None = None
         self._search = Search(around, request)
         self._transfer: Transfer | None = None
         self._waits_for: Load | None = None
         request.load = self
+        self._pin = self._pinned()
         self._look()
 
     def _look(self) -> None:
@@ -150,8 +152,8 @@ class Load:
             return None
         return max(self._search.longest(sources, self.cap).num_tokens, self._reach())
 
-    def settle(self, num_tokens: int) -> bool:
-        """End the stage with a prefix of `num_tokens` tokens; return True if the request has ended with it."""
+    def settle(self, num_tokens: int) -> None:
+        """End the stage with a prefix of `num_tokens` tokens, and the request with its last stage."""
         request = self.request
         if request.state == "searching":
             request.num_found_tokens = num_tokens
@@ -161,14 +163,13 @@ class Load:
                 self._choose(num_tokens)
             if self._is_loading or self.around.agrees:  # ranks end both stages together
                 request.state = "loading"
-                return False
+                return
             num_tokens = self._reach()
         request.num_tokens = num_tokens
-        request.state = "late" if self.is_expired else "ready"
         if self._transfer is not None:
             self._transfer.stop()
         self._count_loaded()
-        return True
+        request.state = "late" if self.is_expired else "ready"  # last: after an interrupt the stage ends again
 
     def expire(self) -> None:
         """End the wait: the stage ends with what there is."""
@@ -282,8 +283,10 @@ class Load:
         there = self.around.device_tokens(request, self.cap) if is_streamed else self._usable(self.cap)
         first, last = request.num_host_tokens // size, min(request.num_tokens, there) // size
         sources = self._search.farthest(first, last)
+        loaded: Counter[str] = Counter()
         for port in self.around.ports:
             if count := int((sources == port.index).sum()):
-                request.loaded_tokens[port.medium] = request.loaded_tokens.get(port.medium, 0) + count * size
+                loaded[port.medium] += count * size
+        request.loaded_tokens = dict(loaded)
         if (sources >= 0).any():
             self.around.note_loaded(request, first * size, sources, is_streamed=is_streamed)

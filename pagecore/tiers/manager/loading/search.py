@@ -40,8 +40,6 @@ class Search:
         The stores of the request's media.
     num_blocks : int
         Whole blocks of the prefix.
-    num_unanswered : int
-        Look-ups that the stores have not ended.
     has_ended : bool
         True if further answers change nothing.
     chosen : list of ndarray
@@ -54,7 +52,7 @@ class Search:
         media = request.media
         self.asked = [port for port in around.ports if media is None or port.medium in media]
         self.num_blocks = request.max_tokens // around.planner.block_size
-        self.num_unanswered = 0
+        self._unanswered: set[int] = set()  # indices of stores
         self.has_ended = False
         lanes = around.planner.num_lanes
         self.chosen = self._absent(lanes)
@@ -62,6 +60,11 @@ class Search:
         self._searched: list[Positions] = [np.empty(0, np.int64)] * lanes
         self._lookups: list[tuple[StorePort, int | None]] = []
         self._answers: list[list[Flags] | None] = [None] * len(around.ports)
+
+    @property
+    def num_unanswered(self) -> int:
+        """Number of look-ups that the stores have not ended."""
+        return len(self._unanswered)
 
     def begin(self, pin: Reader) -> None:
         """Look the entries that the host lacks up in the stores of the request's media, one batch each."""
@@ -79,7 +82,7 @@ class Search:
         for port in self._around.ports:
             if port not in self.asked:
                 self._answers[port.index] = [np.zeros(len(lane), np.bool_) for lane in self._searched]
-        self.num_unanswered = len(self.asked)
+        self._unanswered = {port.index for port in self.asked}
         for port in self.asked:
             self._lookups.append((port, port.lookup(keys, partial(self._answered, port))))
 
@@ -88,7 +91,8 @@ class Search:
         self.has_ended = True
 
     def cancel(self) -> None:
-        """Ask the stores for an early end of the look-ups."""
+        """Ask the stores for an early end of the look-ups; an interrupt may have come before some."""
+        self._unanswered &= {port.index for port, _ in self._lookups}
         for port, ticket in self._lookups:
             port.cancel(ticket)
 
@@ -146,7 +150,7 @@ class Search:
         return [np.full(self.num_blocks, ABSENT, np.int64) for _ in range(lanes)]
 
     def _answered(self, port: StorePort, ok: Flags, error: str | None) -> None:
-        self.num_unanswered -= 1
+        self._unanswered.discard(port.index)
         self._request.note(error)
         found = np.split(ok, np.cumsum([len(lane) for lane in self._searched])[:-1])
         self._answers[port.index] = found

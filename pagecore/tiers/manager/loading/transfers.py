@@ -91,7 +91,7 @@ class Transfer(ABC):
             return
 
         def ended(ok: Flags, error: str | None) -> None:
-            chunk.num_open -= 1
+            chunk.open.discard(port.index)
             self.request.note(error)
             begin = 0
             there = [(np.empty(0, np.int64), np.empty(0, np.bool_)) for _ in chunk.positions]
@@ -101,7 +101,7 @@ class Transfer(ABC):
                 begin += len(mine)
             note_found(port, self.request, there, error, partial(self.around.keys, self.request))
 
-        chunk.num_open += 1
+        chunk.open.add(port.index)
         wanted = np.concatenate(keys)
         ticket = port.load(wanted, np.ascontiguousarray(np.concatenate(pieces)), ended)
         if ticket is None:  # the holds end with a load, which there is not

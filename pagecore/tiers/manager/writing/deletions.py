@@ -15,17 +15,16 @@ __all__ = ["Deletions", "check_cleared"]
 
 
 class Deletions:
-    """The deletions that the stores of one cache have not answered, under its lock.
-
-    Attributes
-    ----------
-    num_open : int
-        Batches that the stores have not ended.
-    """
+    """The deletions that the stores of one cache have not answered, under its lock."""
 
     def __init__(self, ports: Sequence[StorePort]) -> None:
         self._ports = ports
-        self.num_open = 0
+        self._open: set[tuple[StorePort, Removal | Clearing]] = set()
+
+    @property
+    def num_open(self) -> int:
+        """Number of batches that the stores have not ended."""
+        return len(self._open)
 
     @property
     def is_possible(self) -> bool:
@@ -35,7 +34,7 @@ class Deletions:
     def remove(self, removal: Removal) -> None:
         """Delete the entries of a prefix in every store that deletes on request."""
         for port in [port for port in self._ports if port.can_remove]:
-            self.num_open += 1
+            self._open.add((port, removal))
             port.remove(removal.all_keys(), partial(self._removed, port, removal))
 
     def ports_to_clear(self, media: frozenset[Medium]) -> list[StorePort]:
@@ -49,31 +48,31 @@ class Deletions:
         return ports
 
     def clear(self, entries: Iterable[tuple[StorePort, Keys]]) -> Clearing:
-        """Begin to delete entries; the caller waits until `num_open` of the result is 0."""
+        """Begin to delete entries; the caller waits until `open` of the result is empty."""
         clearing = Clearing()
         for port, keys in entries:
             port.note_listed(keys)
             if len(keys):
-                self.num_open += 1
-                clearing.num_open += 1
+                self._open.add((port, clearing))
+                clearing.open.add(port)
                 port.remove(keys, partial(self._cleared, clearing, port, keys))
         return clearing
 
     def _removed(self, port: StorePort, removal: Removal, ok: Flags, _error: str | None) -> None:
-        self.num_open -= 1
+        self._open.discard((port, removal))
         gone = removal.marked(ok)
         port.note(removal.tokens, removal.namespace, removal.spans, gone, removal.keys, forgets=True)
 
     def _cleared(self, clearing: Clearing, port: StorePort, keys: Keys, ok: Flags, error: str | None) -> None:
-        self.num_open -= 1
+        self._open.discard((port, clearing))
         port.note_removed(keys[ok])
-        clearing.end(port.store.name, ok, error)
+        clearing.end(port, ok, error)
 
 
 def check_cleared(clearing: Clearing) -> None:
     """Raise StoreError for entries that the stores have kept."""
-    if clearing.num_open:  # a store that raised while it was closed
-        clearing.failures.append(f"{clearing.num_open} stores were closed before they answered")
+    if clearing.open:  # a store that raised while it was closed
+        clearing.failures.append(f"{len(clearing.open)} stores were closed before they answered")
     if clearing.failures:
         raise StoreError(
             f"not all entries were deleted: {'; '.join(clearing.failures)}; everything else that was named is "

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from pagecore.tiers.keys import lane_keys
 from pagecore.tiers.manager.port import Flags, Positions, Spans
+from pagecore.tiers.manager.tickets import StorePort
 from pagecore.tiers.store import Keys
 
 __all__ = ["Clearing", "Removal"]
@@ -20,22 +21,24 @@ class Clearing:
 
     Attributes
     ----------
-    num_open : int
+    open : set of StorePort
         Stores that have not answered.
     failures : list of str
         Each store that has kept entries, how many, and the reason.
     """
 
     def __init__(self) -> None:
-        self.num_open = 0
+        self.open: set[StorePort] = set()
         self.failures: list[str] = []
 
-    def end(self, name: str, ok: Flags, error: str | None) -> None:
+    def end(self, port: StorePort, ok: Flags, error: str | None) -> None:
         """Take the answer of a store."""
-        self.num_open -= 1
+        self.open.discard(port)
         kept = len(ok) - int(np.count_nonzero(ok))
         if kept:
-            self.failures.append(f"{name} has kept {kept} of {len(ok)} entries ({error or 'without a reason'})")
+            self.failures.append(
+                f"{port.store.name} has kept {kept} of {len(ok)} entries ({error or 'without a reason'})"
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

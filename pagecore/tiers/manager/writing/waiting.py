@@ -84,8 +84,8 @@ class StoreWaits(ABC):
 
     def finish(self, clearing: Clearing) -> None:
         """Wait until the stores have answered, or another thread closes them; raise StoreError for entries kept."""
-        while clearing.num_open and self._keep_ends_if_open():
-            if clearing.num_open:
+        while clearing.open and self._keep_ends_if_open():
+            if clearing.open:
                 self._require_own_process()
                 self.wait(0.05)
         check_cleared(clearing)

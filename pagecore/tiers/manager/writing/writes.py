@@ -63,7 +63,8 @@ class Writer:
         self._unsaved = {port: Unsaved(clock) for port in self._ports}
         self._num_groups = num_groups
         self._chunk_bytes = chunk_bytes
-        self._open: dict[Releasable, int] = {}
+        # Batches that the stores have not ended, of each prefix that is pinned for them.
+        self._open: dict[Releasable, set[object]] = {}
         # Calls at the ends of writes in several batches.
         self._touches: dict[Releasable, Callable[[], None]] = {}
 
@@ -80,7 +81,7 @@ class Writer:
     @property
     def num_batches(self) -> int:
         """Number of batches that the stores have not ended."""
-        return sum(self._open.values())
+        return sum(map(len, self._open.values()))
 
     @property
     def has_unsaved(self) -> bool:
@@ -183,11 +184,11 @@ class Writer:
         ports: Sequence[StorePort],
         answered: Callable[[Flags], None] | None = None,
     ) -> int:
-        self._open[reader] = 1  # this call
+        self._open[reader] = {reader}  # for this call
         try:
             return self._submit_chunks(reader, prefix, lanes, is_chosen, ports, answered)
         finally:
-            self._ended(reader)
+            self._ended(reader, reader)
 
     def _submit_chunks(
         self,
@@ -211,8 +212,9 @@ class Writer:
             listed = [_before(prefix, lane, lanes[lane][0], each) for lane, each in enumerate(chosen)]
             before = np.concatenate(listed)
             for port in ports:
-                ended = partial(self._saved, reader, port, prefix, chosen, entries, answered)
-                self._open[reader] += 1  # the end of the batch takes it back: what fails before leaves no count
+                batch = port, begin
+                ended = partial(self._saved, reader, batch, prefix, chosen, entries, answered)
+                self._open[reader].add(batch)
                 port.save(entries, memory, ended, before)
         if len(chunks) > 1:
             self._touches[reader] = partial(_touch_all, prefix, positions, ports)
@@ -221,7 +223,7 @@ class Writer:
     def _saved(
         self,
         reader: Releasable,
-        port: StorePort,
+        batch: tuple[StorePort, int],
         prefix: Written,
         positions: Sequence[Positions],
         entries: Keys,
@@ -229,6 +231,7 @@ class Writer:
         ok: Flags,
         _error: str | None,
     ) -> None:
+        port, _ = batch
         if answered is None:  # what streams is not in the host
             self._unsaved[port].note(entries, ok)
         there = np.split(ok, np.cumsum([len(lane) for lane in positions])[:-1])
@@ -236,11 +239,14 @@ class Writer:
         port.note(prefix.tokens, prefix.namespace, prefix.spans, listed, prefix.keys, forgets=False)
         if answered is not None:
             answered(ok)
-        self._ended(reader)
+        self._ended(reader, batch)
 
-    def _ended(self, reader: Releasable) -> None:
-        self._open[reader] -= 1
-        if not self._open[reader]:
+    def _ended(self, reader: Releasable, batch: object) -> None:
+        batches = self._open.get(reader)
+        if batches is None:  # an interrupt came after the last end
+            return
+        batches.discard(batch)
+        if not batches:
             del self._open[reader]
             reader.release()
             if (touch := self._touches.pop(reader, None)) is not None:
