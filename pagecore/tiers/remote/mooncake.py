@@ -177,10 +177,11 @@ class MooncakeStore(ListingReporter, WorkerStore):
         super()._release()
         while hangs(*self._master, HANG_SECONDS):
             time.sleep(HANG_SECONDS)
-        for address in self._registered:
-            self._client.unregister_buffer(address)
-        self._client.close()
-        self._client = None
+        client, self._client = self._client, None
+        if client is not None:
+            for address in self._registered:
+                client.unregister_buffer(address)
+            client.close()
 
     def _checked_pieces(self, keys: Keys, pieces: Pieces) -> Pieces:
         """Accept payloads with and without the frame that a `Guard` adds."""

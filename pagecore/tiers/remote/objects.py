@@ -99,6 +99,7 @@ class ObjectStore(ListingReporter, RemoteStore):
                 self._loop = asyncio.new_event_loop()
             made.callback(self._loop.close)
             self._thread = threading.Thread(target=self._loop.run_forever, name=f"pagecore {name}", daemon=True)
+            made.callback(self._stop_loop)
             start_thread(self._thread, name, "its requests")
             made.pop_all()
         if self._listed is not None:
@@ -155,15 +156,21 @@ class ObjectStore(ListingReporter, RemoteStore):
 
     def _release(self) -> None:
         self._completions.wait(None)  # cancelled batches end as soon as their copies do
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        self._stop_loop()
+        if self._loop.is_closed():
+            return
         for listings in asyncio.all_tasks(self._loop):
             listings.cancel()
             with suppress(asyncio.CancelledError):
                 self._loop.run_until_complete(listings)
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        self._loop.close()
         self._copies.shutdown()
+        self._loop.close()
+
+    def _stop_loop(self) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
 
     async def _carry_out(self, batch: Batch) -> None:
         one = {"lookup": self._look_up, "load": self._load, "store": self._store, "remove": self._remove}[batch.kind]

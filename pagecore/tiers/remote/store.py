@@ -100,6 +100,7 @@ class RemoteStore(ABC):
         self._counts: Counter[str] = Counter()
         self._is_closed = False
         self._changed = threading.Condition(threading.RLock())
+        self._closer = threading.RLock()  # one call of `close` at a time
 
     # ---- for subclasses ----
 
@@ -113,7 +114,7 @@ class RemoteStore(ABC):
 
     @abstractmethod
     def _release(self) -> None:
-        """End the threads and connections; all batches were stopped."""
+        """End the threads and connections; all batches were stopped. It may be called again after an interrupt."""
 
     def _end(self, batch: Batch) -> None:
         """Report a batch, once."""
@@ -175,18 +176,18 @@ class RemoteStore(ABC):
         return self._completions.wait(timeout)
 
     def close(self) -> None:
-        """End all batches and release threads and connections."""
-        with self._changed:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            for ticket in list(self._batches):
-                self.cancel(ticket)
-            self._changed.notify_all()
-        self._release()
-        for batch in list(self._batches.values()):
-            self._end(batch)
-        self._completions.close()
+        """End all batches and release threads and connections; after an interrupt a second call does the rest."""
+        with self._closer:
+            with self._changed:
+                self._is_closed = True
+                for ticket in list(self._batches):
+                    self.cancel(ticket)
+                self._changed.notify_all()
+            if self._completions.fileno() >= 0:
+                self._release()
+            for batch in list(self._batches.values()):
+                self._end(batch)
+            self._completions.close()
 
     def stats(self) -> StoreStats:
         """Return the counters."""

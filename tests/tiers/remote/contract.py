@@ -12,6 +12,7 @@ from pagecore.tiers.guard import Deadline, Guard
 from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.store import BlockStore, EntryRemover
 from tests.tiers.blocks import Blocks, random_keys, wait, wait_all
+from tests.tiers.leaks import no_threads_left
 
 NBYTES = 20_000
 LARGE = 300_000
@@ -233,6 +234,19 @@ class Contract:
         assert threading.active_count() == before
         with pytest.raises(StoreError, match="closed"):
             store.submit_lookup(keys)
+
+    def test_a_close_that_was_interrupted_is_repeated(self, monkeypatch):
+        def interrupted(*_):
+            raise KeyboardInterrupt
+
+        with no_threads_left():
+            store = self.open(b"interrupt")
+            with monkeypatch.context() as patch:
+                patch.setattr(threading.Thread, "join", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    store.close()
+            store.close()
+            assert store.fileno() == -1
 
     def test_arguments_are_checked(self, store):
         keys = random_keys(2)

@@ -392,3 +392,17 @@ def test_a_store_that_lacks_a_thread_or_descriptor_leaves_nothing(monkeypatch, l
         with pytest.raises(DeviceError, match=f"has no {lack}"):
             ObjectStore("memory:///", fingerprint=fingerprint())
         monkeypatch.undo()
+
+
+def test_an_interrupt_while_a_store_starts_leaves_nothing(monkeypatch):
+    start = threading.Thread.start
+
+    def interrupted(thread):
+        start(thread)
+        raise KeyboardInterrupt
+
+    ObjectStore("memory:///", fingerprint=fingerprint()).close()  # the runtime of obstore stays
+    with nothing_left(), monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ObjectStore("memory:///", fingerprint=fingerprint())
