@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Set
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,12 @@ class Completions:
             self._next += 1
             self._pending.add(ticket)
             return ticket
+
+    def keep(self, tickets: Set[int]) -> None:
+        """Forget the pending tickets that are not among `tickets`."""
+        with self._changed:
+            self._pending &= tickets
+            self._changed.notify_all()
 
     def is_pending(self, ticket: int) -> bool:
         """Return True if the ticket was issued and has not ended."""

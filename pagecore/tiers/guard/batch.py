@@ -44,6 +44,11 @@ class Batch:
     is_settled: bool = False
 
     @property
+    def can_be_late(self) -> bool:
+        """True until the batch is given up; then, too, if an interrupt has left it without parts."""
+        return not (self.is_given_up and self.parts)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the payloads that were admitted."""
         return int(self.sizes.sum())

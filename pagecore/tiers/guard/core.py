@@ -31,7 +31,8 @@ class Core(BatchLimits):
     batch is cancelled and ends when the store ends it. For any other store, payloads go through staging memory, and a
     late batch ends at once, while its memory is lost until the store ends the transfer.
 
-    Invariants: each batch has a part, and each part of a batch is in `waiting`, `jobs`, `in_store` or a running job.
+    Invariants: each batch has a part, and each part of a batch is in `waiting`, `jobs`, `in_store` or `running`. An
+    interrupt may break them for a batch, which then ends at its deadline.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Core(BatchLimits):
         self.in_store: dict[int, Part] = {}
         self.waiting: deque[Part] = deque()
         self.jobs: deque[Part] = deque()
+        self.running: Part | None = None
         self.store: BlockStore | None = None
         self.reporter: EvictionReporter | None = None
 
@@ -70,26 +72,28 @@ class Core(BatchLimits):
 
     def submit(self, kind: Kind, keys: Keys, pieces: Pieces | None, now: float, before: Keys | None = None) -> int:
         """Hand a batch to the store, or end it at once; return its ticket."""
-        ticket = self.completions.open()
         sizes = np.zeros(0, np.uint64) if pieces is None else pieces[:, 1]
         regions = self._memory_of_store(sizes) if kind is Kind.STORE else None
         count = self._admissible(kind, sizes, regions, len(keys))
         error = None if count == len(keys) else self._dropped(kind, len(keys) - count)
-        admission = self.breaker.admit(now) if count and self.store is not None else Admission.REFUSED
-        batch = Batch(ticket, kind, now, admission, np.zeros(len(keys), bool), sizes[:count], error=error)
-        if admission is Admission.REFUSED:
+        batch = Batch(0, kind, now, Admission.REFUSED, np.zeros(len(keys), bool), sizes[:count], error=error)
+        limit = self.deadline.of(self._bytes_ahead(kind) + batch.nbytes)
+        batch.ticket = self.completions.open()
+        self.batches[batch.ticket] = batch  # late at once, if an interrupt comes before the next lines
+        if count and self.store is not None:
+            batch.admission = self.breaker.admit(now)
+        if batch.admission is Admission.REFUSED:
             batch.error = self._refusal(now) if count else error
             batch.is_settled = True
             self._unlock(kind, keys)
-            for region in regions or ():
-                self._staging.give(region)
+            if regions:
+                self._staging.give_all(regions)
             self._finish(batch, now)
-            return ticket
+            return batch.ticket
         self._unlock(kind, keys[count:])
-        batch.deadline += self.deadline.of(self._bytes_ahead(kind) + batch.nbytes)
-        self.batches[ticket] = batch
+        batch.deadline += limit
         self._hand_over(batch, keys[:count], None if pieces is None else pieces[:count], regions, now, before)
-        return ticket
+        return batch.ticket
 
     def cancel(self, ticket: int, now: float) -> None:
         """End a batch early; ended and unknown tickets are ignored."""
@@ -134,11 +138,13 @@ class Core(BatchLimits):
 
     def advance(self, now: float) -> None:
         """Take what the store ended, abandon what is late, and submit what waits for memory."""
+        if self.completions.num_pending > len(self.batches):  # after an interrupt of a submission
+            self.completions.keep(self.batches.keys())
         for done in self._poll_store():
             part = self.in_store.pop(done.ticket, None)
             if part is not None:
                 self._ended(part, done, now)
-        for batch in [each for each in self.batches.values() if now >= each.deadline and not each.is_given_up]:
+        for batch in [each for each in self.batches.values() if now >= each.deadline and each.can_be_late]:
             self.counters.late_batches += 1
             batch.is_failure = True
             self._give_up(batch, "late: the store did not end the batch within its deadline", now)
@@ -152,11 +158,13 @@ class Core(BatchLimits):
         """Return a part whose payloads are to be copied, loads first; the caller runs it and calls `end_job`."""
         part = next((part for part in self.jobs if part.kind is Kind.LOAD), None) or next(iter(self.jobs), None)
         if part is not None:
+            self.running = part
             self.jobs.remove(part)
         return part
 
     def end_job(self, part: Part, now: float) -> None:
         """Continue with a part whose payloads were copied."""
+        self.running = None
         batch = part.batch
         assert batch is not None
         if part.kind is Kind.STORE and not batch.is_given_up and self.store is not None:
@@ -185,6 +193,7 @@ class Core(BatchLimits):
 
     def fail_job(self, part: Part, error: Exception, now: float) -> None:
         """End a part whose copy raised."""
+        self.running = None
         assert part.batch is not None
         part.batch.fail(f"{type(error).__name__}: {error}")
         self._free(part)
@@ -252,15 +261,17 @@ class Core(BatchLimits):
             elif part in self.jobs and part.kind is Kind.STORE:
                 self.jobs.remove(part)
                 self._free(part)
-            elif part.ticket in self.in_store:
+            elif part in self.jobs or part is self.running:
+                continue
+            else:
+                is_known = part.ticket in self.in_store  # or an interrupt has come: the store may have it
                 self._cancel(part)
-                if part.pieces is not None and part.regions is None:
+                if is_known and part.pieces is not None and part.regions is None:
                     continue
+                batch.parts.discard(part)  # first: an interrupt leaves no batch with a part that does not name it
                 part.batch = None
                 for region in part.regions or ():
                     self._staging.lose(region)
-            else:
-                continue
             batch.parts.discard(part)
         if not batch.parts:
             self._finish(batch, now)
@@ -272,20 +283,24 @@ class Core(BatchLimits):
             self._finish(part.batch, now)
 
     def _finish(self, batch: Batch, now: float) -> None:
-        self.batches.pop(batch.ticket, None)
         self._settle(batch, now)
-        self.counters.count(batch)
-        self.completions.end(batch.ticket, batch.ok, batch.error, is_full=batch.is_full and not batch.is_failure)
+        is_full = batch.is_full and not batch.is_failure
+        if self.completions.end(batch.ticket, batch.ok, batch.error, is_full=is_full):
+            self.counters.count(batch)
+        self.batches.pop(batch.ticket, None)  # last: after an interrupt it ends again
 
     def _settle(self, batch: Batch, now: float) -> None:
         """Report the outcome of a batch to the breaker, once; a cancelled one has none."""
         if batch.is_settled:
             return
-        batch.is_settled = True
-        if batch.is_given_up and not batch.is_failure:
+        if batch.admission is Admission.REFUSED:  # an interrupt came while it was admitted, perhaps as a probe
+            if not any(each.admission is Admission.PROBE and not each.is_settled for each in self.batches.values()):
+                self.breaker.withdraw(Admission.PROBE)
+        elif batch.is_given_up and not batch.is_failure:
             self.breaker.withdraw(batch.admission)
         else:
             self.breaker.record(batch.admission, now, success=not batch.is_failure)
+        batch.is_settled = True
 
     # ---- memory and the client ----
 

@@ -34,11 +34,15 @@ class BatchLimits:
         if self.staging is None:
             return None
         regions: list[Region] = []
-        for nbytes in [] if self.waiting else sizes.tolist():
-            region = self.staging.take([nbytes + self.trailer])
-            if region is None:
-                break
-            regions += region
+        try:
+            for nbytes in [] if self.waiting else sizes.tolist():
+                region = self.staging.take([nbytes + self.trailer])
+                if region is None:
+                    break
+                regions += region
+        except BaseException:
+            self.staging.give_all(regions)
+            raise
         return regions
 
     def _admissible(self, kind: Kind, sizes: NDArray[np.uint64], regions: list[Region] | None, count: int) -> int:

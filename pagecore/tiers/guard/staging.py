@@ -36,7 +36,7 @@ class StagingMemory:
         self._mmap: mmap.mmap | None = mmap.mmap(-1, self.nbytes)
         self.address = ctypes.addressof(ctypes.c_ubyte.from_buffer(self._mmap))
         self._free = [Region(self.address, self.nbytes)]
-        self._used: set[Region] = set()
+        self._taken: set[Region] = set()  # in use or lost
         self._lost: set[Region] = set()
 
     @property
@@ -52,44 +52,55 @@ class StagingMemory:
     @property
     def used_bytes(self) -> int:
         """Bytes in use by transfers that were not abandoned."""
-        return sum(region.nbytes for region in self._used)
+        return sum(region.nbytes for region in self._taken) - self.lost_bytes
 
     @property
     def num_regions(self) -> int:
         """Number of regions in use or lost."""
-        return len(self._used) + len(self._lost)
+        return len(self._taken)
 
     def take(self, sizes: list[int]) -> list[Region] | None:
         """Return a region for each size in bytes; None, and nothing is taken, unless all fit."""
         taken: list[Region] = []
-        for size in sizes:
-            region = self._first_fit(whole_pages(size))
-            if region is None:
-                for each in taken:
-                    self.give(each)
-                return None
-            taken.append(region)
-        return taken
+        try:
+            for size in sizes:
+                region = self._first_fit(whole_pages(size))
+                if region is None:
+                    break
+                taken.append(region)
+        except BaseException:
+            self.give_all(taken)
+            self._refill()
+            raise
+        if len(taken) == len(sizes):
+            return taken
+        self.give_all(taken)
+        return None
 
     def give(self, region: Region) -> None:
         """Return a region, in use or lost, whose transfer has ended."""
-        if region in self._lost:
-            self._lost.remove(region)
-        else:
-            self._used.remove(region)
-        self._release(region)
+        try:
+            self._lost.discard(region)
+            self._taken.remove(region)
+            self._release(region)
+        except BaseException:
+            self._refill()
+            raise
+
+    def give_all(self, regions: list[Region]) -> None:
+        """Return regions that no transfer has used."""
+        for region in regions:
+            self.give(region)
 
     def lose(self, region: Region) -> None:
-        """Mark a region whose transfer was abandoned; a lost one stays lost."""
-        if region not in self._lost:
-            self._used.remove(region)
+        """Mark a region whose transfer was abandoned, if it is in use."""
+        if region in self._taken:
             self._lost.add(region)
 
     def recover(self) -> None:
         """Return all lost regions; the client that might have written to them is destroyed."""
-        for region in self._lost:
-            self._release(region)
-        self._lost.clear()
+        for region in list(self._lost):
+            self.give(region)
 
     def close(self) -> None:
         """Unmap the memory; no transfer may be under way."""
@@ -98,8 +109,9 @@ class StagingMemory:
             self._mmap = None
 
     def check_invariants(self) -> None:
-        """Raise AssertionError unless free, used and lost regions cover the memory exactly once."""
-        regions = sorted([*self._free, *self._used, *self._lost])
+        """Raise AssertionError unless free and taken regions cover the memory exactly once."""
+        assert self._lost <= self._taken, "a lost region is free"
+        regions = sorted([*self._free, *self._taken])
         end = self.address
         for region in regions:
             assert region.address == end, f"regions overlap or leave a hole at {region}"
@@ -116,7 +128,7 @@ class StagingMemory:
                 else:
                     self._free[index] = Region(region.address + size, region.nbytes - size)
                 taken = Region(region.address, size)
-                self._used.add(taken)
+                self._taken.add(taken)
                 return taken
         return None
 
@@ -127,6 +139,15 @@ class StagingMemory:
             self._merge(index)
         if index > 0:
             self._merge(index - 1)
+
+    def _refill(self) -> None:
+        """Let the free regions be what is neither in use nor lost, after an interrupt."""
+        free, at = [], self.address
+        for region in [*sorted(self._taken), Region(self.address + self.nbytes, 0)]:
+            if region.address > at:
+                free.append(Region(at, region.address - at))
+            at = region.address + region.nbytes
+        self._free = free
 
     def _merge(self, index: int) -> None:
         before, after = self._free[index], self._free[index + 1]
