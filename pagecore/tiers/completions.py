@@ -15,11 +15,13 @@ from pagecore.tiers.store import Done
 class Completions:
     """Tickets of one store, and its ended batches until `take` returns them. Safe for use by several threads.
 
-    Invariants: a ticket ends once; the eventfd is readable iff an ended batch waits.
+    Invariants: a ticket ends once; the eventfd is readable iff an ended batch waits. A child of `os.fork` shares the
+    eventfd with its parent, and leaves it alone.
     """
 
     def __init__(self) -> None:
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._pid = os.getpid()
         self._next = 1
         self._pending: set[int] = set()
         self._ended: list[Done] = []
@@ -59,7 +61,7 @@ class Completions:
                 return False
             self._pending.remove(ticket)
             self._ended.append(Done(ticket, ok, error, is_full))
-            if len(self._ended) == 1 and self._fd >= 0:
+            if len(self._ended) == 1 and self._signals:
                 os.eventfd_write(self._fd, 1)
             self._changed.notify_all()
             return True
@@ -68,9 +70,13 @@ class Completions:
         """Return the ended batches, in the order of their ends, and clear the eventfd."""
         with self._changed:
             ended, self._ended = self._ended, []
-            if ended and self._fd >= 0:
+            if ended and self._signals:
                 os.eventfd_read(self._fd)
             return ended
+
+    @property
+    def _signals(self) -> bool:
+        return self._fd >= 0 and os.getpid() == self._pid
 
     def wait(self, timeout: float | None) -> bool:
         """Wait until no ticket is pending; return False if `timeout` seconds pass first."""

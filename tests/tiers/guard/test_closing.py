@@ -3,6 +3,7 @@
 import errno
 import gc
 import os
+import select
 import threading
 import time
 import weakref
@@ -370,3 +371,24 @@ def test_a_store_that_was_closed_without_its_guard_fails_each_batch(blocks):
         for _ in range(3):  # the copies of each need the guard's thread
             done = wait(guard, guard.submit_store(random_keys(8), blocks.pieces()), 5.0)
             assert (done.ok.any(), done.error) == (False, "AssertionError: the store is closed")
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize("call", ["close", "poll"])
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_leaves_the_descriptor_of_its_parent_as_it_is(call):
+    with Guard(MemoryStore(manual=call == "close"), deadline=Deadline(60.0)) as guard:
+        ticket = guard.submit_lookup(random_keys(2))
+        has_ended = call == "poll"
+        while guard._sleeps_until == float("-inf"):  # the thread holds the lock until it sleeps
+            time.sleep(0.001)
+        child = os.fork()
+        if child == 0:
+            try:
+                getattr(guard, call)()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        for left in (has_ended, False):
+            assert bool(select.select([guard.fileno()], [], [], 0)[0]) == left
+            assert [done.ticket for done in guard.poll()] == [ticket] * left
