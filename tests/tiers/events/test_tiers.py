@@ -276,15 +276,14 @@ def test_a_ledger_forgets_the_oldest_blocks_and_reports_an_overflow():
     followed.close()
 
 
-@pytest.mark.parametrize("is_guarded", [False, True])
 @pytest.mark.parametrize("model", ["plain", "two plain and a window"])
-def test_what_a_disk_evicts_has_its_events_at_once(tmp_path, model, is_guarded):
+def test_what_a_disk_evicts_has_its_events_at_once(tmp_path, model):
     def store(fingerprint):
-        made = DiskStore(tmp_path, fingerprint=fingerprint, max_bytes=len(fingerprint.payload_bytes) * (60 << 10))
-        return [patient(made) if is_guarded else made]
+        size = len(fingerprint.payload_bytes) * (60 << 10)
+        return [patient(DiskStore(tmp_path, fingerprint=fingerprint, max_bytes=size))]
 
     followed = Followed(model, stores=store)
-    disk = followed.stores[0].store if is_guarded else followed.stores[0]
+    disk = followed.stores[0].store
     random = np.random.default_rng(3)
     evicted = 0
     for number in range(40):
