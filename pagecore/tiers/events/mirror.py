@@ -132,12 +132,12 @@ class Mirror:
 
     def _hashes_of(
         self, tokens: ArrayLike, namespace: Hashable, spans: Any, extra_keys: Sequence[Any] | None
-    ) -> dict[int, list[BlockHash | None]]:
-        """Return the hashes of the blocks of a sequence, for each size of blocks; None for those that are unknown."""
+    ) -> dict[int, list[tuple[BlockHash, ...]]]:
+        """Return the hashes of each block of a sequence, for each size of blocks; none for those that are unknown."""
         size = self.block_size
         assert size is not None
         if self._paths is None:
-            return {size: chain_hashes(tokens, size, namespace=namespace, spans=spans).tolist()}
+            return {size: list(zip(chain_hashes(tokens, size, namespace=namespace, spans=spans).tolist()))}
         assert namespace is None or isinstance(namespace, str)
         hashes = {size: self._paths.walk(tokens, size, namespace, extra_keys)}
         for larger in {self._size_of(place) for place in self._sizes} - {size}:
@@ -145,7 +145,7 @@ class Mirror:
             known = self._paths.walk(tokens, larger, namespace, joined(extra_keys, step))
             # A block has the hash of the last of the smaller blocks that it spans.
             same = hashes[size][step - 1 :: step]
-            hashes[larger] = [one if one is not None else other for one, other in zip(known, same, strict=True)]
+            hashes[larger] = [one or other for one, other in zip(known, same, strict=True)]
         return hashes
 
     def _size_of(self, place: tuple[str, int]) -> int:
@@ -161,15 +161,15 @@ class Mirror:
         return min(sizes, default=self.block_size) // self.block_size
 
     def _there(
-        self, group: int, media: tuple[str, ...], hashes: dict[int, list[BlockHash | None]]
+        self, group: int, media: tuple[str, ...], hashes: dict[int, list[tuple[BlockHash, ...]]]
     ) -> NDArray[np.bool_]:
         """Return True for the smallest blocks that a group has in one of the media, of states at their ends."""
         assert self.block_size is not None
         there = np.zeros(len(hashes[self.block_size]), bool)
         for medium in media:
-            held, size = self._held.get((medium, group), {}), self._size_of((medium, group))
+            held, size = self._held.get((medium, group), {}).keys(), self._size_of((medium, group))
             step = size // self.block_size
-            found = np.array([each in held for each in hashes[size]], bool)
+            found = np.array([not held.isdisjoint(each) for each in hashes[size]], bool)
             if self._kinds[group][0] == "mamba":
                 there[step - 1 :: step] |= found
             else:

@@ -4,6 +4,9 @@ P1: a block has an entry while a place holds it, or while a block that follows i
     finds blocks after one that has left a window.
 P2: `_blocks` has the keys of an entry; there are none iff the token ids of its block are not known.
 
+P3: `_blocks` has every block of a key. There are several if the publisher keeps apart what it does not list, such as
+    SGLang's `extra_key`: equal tokens then have several hashes, and a walk follows all of them.
+
 Groups of a publisher may have blocks of several sizes. A hash then names all blocks that end at the same token: its
 entry has a key for each size, which the length of the content distinguishes.
 
@@ -36,10 +39,10 @@ class _Entry:
 
 
 class TokenPaths:
-    """Hash of each block by the hash of the block before it and its content."""
+    """Hashes of blocks by the hash of the block before them and their content."""
 
     def __init__(self) -> None:
-        self._blocks: dict[Key, BlockHash] = {}
+        self._blocks: dict[Key, tuple[BlockHash, ...]] = {}
         self._entries: dict[BlockHash, _Entry] = {}
         self._has_pairs = False
 
@@ -59,7 +62,7 @@ class TokenPaths:
         if key is None or any(len(key[2]) == len(known[2]) for known in entry.keys):
             return
         entry.keys.append(key)
-        self._blocks[key] = block
+        self._blocks[key] = (*self._blocks.get(key, ()), block)
         self._has_pairs |= key[2].startswith(PAIRS)
         if key[0] is not None:
             self._entries.setdefault(key[0], _Entry()).uses += 1
@@ -75,26 +78,29 @@ class TokenPaths:
                 continue
             del self._entries[at]
             for key in entry.keys:
-                if self._blocks.get(key) == at:
-                    del self._blocks[key]
+                others = tuple(block for block in self._blocks.pop(key) if block != at)
+                if others:
+                    self._blocks[key] = others
                 if key[0] is not None:
                     left.append(key[0])
 
     def walk(
         self, tokens: ArrayLike, block_size: int, namespace: str | None, extra_keys: Sequence[Any] | None
-    ) -> list[BlockHash | None]:
-        """Return the hash of each whole block of a sequence, None from the first unknown block on."""
+    ) -> list[tuple[BlockHash, ...]]:
+        """Return the hashes of each whole block of a sequence, none from the first unknown block on."""
         ids = token_ids(tokens)
         count = len(ids) // block_size
         items = np.stack([ids[:-1], ids[1:]], axis=1) if self._has_pairs else ids
-        found: list[BlockHash | None] = []
+        found: list[tuple[BlockHash, ...]] = []
         name = None if namespace is None else encodable(namespace)
         for key in _keys(items, block_size, name, extra_keys):
-            block = self._blocks.get((found[-1] if found else None, *key))
-            if block is None:
+            blocks: tuple[BlockHash, ...] = ()
+            for parent in found[-1] if found else (None,):
+                blocks += self._blocks.get((parent, *key), ())
+            if not blocks:
                 break
-            found.append(block)
-        return found + [None] * (count - len(found))
+            found.append(blocks)
+        return found + [()] * (count - len(found))
 
 
 def event_keys(event: Event) -> list[Key | None]:

@@ -193,6 +193,27 @@ def test_the_salt_of_sglang_is_a_key_of_the_first_block():
     assert mirror_of(with_image).match(ids(4), extra_keys=[["image", "tenant"]]) == 4
 
 
+@pytest.mark.parametrize("first_to_go", [[1, 2], [5, 6]])
+def test_equal_tokens_with_several_hashes_are_found_until_the_last_is_removed(first_to_go):
+    """As SGLang sends them for requests with another `extra_key`, which its events do not list."""
+    mirror = mirror_of(stored([1, 2], None, ids(8)), stored([5, 6], None, ids(8)), stored([7], 6, ids(4, 1)))
+    assert mirror.match([*ids(8), *ids(4, 1)]) == 12
+    after(mirror, removed(*reversed(first_to_go)))
+    assert mirror.match(ids(8)) == 8
+    after(mirror, removed(7, 6, 5, 2, 1))
+    assert (mirror.match(ids(8)), len(mirror._paths), mirror._paths._blocks) == (0, 0, {})
+
+
+def test_a_prefix_follows_every_hash_of_its_tokens():
+    mirror = mirror_of(stored([1, 2], None, ids(8)), stored([5], None, ids(4)), stored([6], 5, ids(4, 1)))
+    assert (mirror.match(ids(8)), mirror.match([*ids(4), *ids(4, 1)])) == (8, 8)
+    large = sized(8, [2], None, ids(8), 1), sized(8, [6], None, [*ids(4), *ids(4, 1)], 1)
+    after(mirror, *large)
+    assert (mirror.match(ids(8)), mirror.match([*ids(4), *ids(4, 1)])) == (8, 8)
+    after(mirror, removed(2, group_idx=1))
+    assert (mirror.match(ids(8)), mirror.match([*ids(4), *ids(4, 1)])) == (0, 8)
+
+
 def pairs(tokens):
     return [list(pair) for pair in itertools.pairwise(tokens)]
 
