@@ -46,7 +46,7 @@ class Fingerprint:
     block_size : int
         Tokens of a block.
     revision : str
-        Revision of the weights.
+        Revision of the weights, and whatever else changes keys and values, such as the quantization of the weights.
     rank, num_ranks : int
         The part of the model of which the cache has the heads.
     has_states : bool
