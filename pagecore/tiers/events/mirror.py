@@ -47,7 +47,7 @@ class Mirror:
     sequence : int
         Number of the last batch; -1 before the first.
     block_size : int or None
-        Tokens in a block, of the smallest blocks with `by_tokens`; None before the first block.
+        Tokens in a block; with `by_tokens` of the smallest on the device, or elsewhere. None before the first block.
     rank : int or None
         Data-parallel rank of the publisher.
     """
@@ -63,7 +63,7 @@ class Mirror:
         # Blocks that were held before batches were lost, which may have removed them.
         self._doubtful: set[tuple[str, int, BlockHash]] = set()
         self._kinds: dict[int, tuple[str, int | None]] = {}
-        self._sizes: dict[tuple[str, int], int] = {}  # tokens of the blocks of a place, where they are listed
+        self._sizes: dict[tuple[str, int], int] = {}  # of the largest block of a place, where they are listed
         self._paths = TokenPaths() if flag("by_tokens", by_tokens) else None
 
     # State.
@@ -304,11 +304,13 @@ class Mirror:
             self._kinds[group] = kind or "full_attention", event.get("kv_cache_spec_sliding_window")
         if not size:
             return
-        if event["token_ids"] or not event["block_hashes"]:
-            if self._paths is None or self.block_size is None or not self._sizes:
-                self.block_size = size
-            self.block_size = min(size, self.block_size)
-        self._sizes[place] = size
+        # LMCache lists the end of a prompt as a block of fewer tokens: the others are as large as the largest.
+        self._sizes[place] = max(size, self._sizes.get(place, 0))
+        if self._paths is not None:
+            device = [each for (medium, _), each in self._sizes.items() if medium == "GPU"]
+            self.block_size = min(device or self._sizes.values())
+        elif event["token_ids"] or not event["block_hashes"]:
+            self.block_size = size
 
     def _store(self, event: Event, keys: list[Key | None], place: tuple[str, int]) -> None:
         """Add the blocks of an event, which may list neither their token ids nor what is before them."""

@@ -267,6 +267,20 @@ def test_larger_blocks_of_another_medium_continue_a_prefix():
     assert (mirror.block_size, mirror.match(ids(8, 1), media="CPU")) == (8, 8)
 
 
+@pytest.mark.parametrize("end", [1, 3, 4, 6])
+@pytest.mark.parametrize("comes_first", [False, True])
+def test_an_end_of_a_prompt_with_fewer_tokens_leaves_the_other_blocks_as_they_are(end, comes_first):
+    """As LMCache stores the end of a prompt with `save_unfull_chunk`."""
+    chunk = sized(8, [11], None, ids(8), 0, medium="CPU")
+    rest = sized(end, [12], 11, ids(8 + end)[8:], 0, medium="CPU")
+    events = [stored([1, 2, 3], None, ids(12)), chunk, rest]
+    mirror = mirror_of(*(reversed(events) if comes_first else events))
+    assert mirror.block_size == BLOCK
+    assert [mirror.match(ids(12), media=media) for media in ("GPU", "CPU")] == [12, 8]
+    after(mirror, removed(12, medium="CPU"), removed(11, medium="CPU"), removed(3, 2, 1))
+    assert (mirror.match(ids(12), media=("GPU", "CPU")), len(mirror._paths)) == (0, 0)
+
+
 def test_a_publisher_that_was_started_again_may_have_other_groups_and_sizes():
     mirror = mirror_of(stored([1], None, ids(4)), sized(4, [1], None, ids(4), 1))
     mirror.reset()
