@@ -1,15 +1,37 @@
-"""Checks of the arguments that every store of blocks takes."""
+"""Checks of stores of blocks, and of the arguments that every store takes."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from pagecore.errors import ShapeError
-from pagecore.tiers.store import KEY_BYTES, Keys, Pieces
+from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.storage.checks import shown
+from pagecore.tiers.store import KEY_BYTES, BlockStore, Keys, Medium, Pieces
 
 ALIGNMENT = 4096
+
+
+def checked_store(name: str, store: Any) -> BlockStore:
+    """Return a store.
+
+    Raises
+    ------
+    UnsupportedOption
+        Another object, a class of stores, a medium that no store has, or a store that is closed.
+    """
+    if isinstance(store, type) or not isinstance(store, BlockStore):
+        raise UnsupportedOption(
+            f"{name} is {shown(store)}; expected an object with the methods of BlockStore, such as a DiskStore"
+        )
+    if store.medium not in get_args(Medium):
+        raise UnsupportedOption(
+            f"{name} has medium {shown(store.medium)}; expected one of {', '.join(get_args(Medium))}"
+        )
+    if store.fileno() < 0:
+        raise UnsupportedOption(f"{name}, {store.name}, is closed; open another one")
+    return store
 
 
 def checked_keys(keys: Any) -> Keys:

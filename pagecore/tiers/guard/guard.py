@@ -13,7 +13,7 @@ import numpy as np
 
 from pagecore.errors import StoreError, UnsupportedOption
 from pagecore.storage.checks import flag, require_int, shown
-from pagecore.tiers.arguments import checked_keys, checked_pieces
+from pagecore.tiers.arguments import checked_keys, checked_pieces, checked_store
 from pagecore.tiers.guard.abilities import StoreAbilities
 from pagecore.tiers.guard.batch import Kind, Part, run
 from pagecore.tiers.guard.breaker import Breaker
@@ -70,7 +70,7 @@ class Guard(StoreAbilities):
     ShapeError
         `budget_bytes` is not a positive integer.
     UnsupportedOption
-        `store` is not a `BlockStore`, or is closed; another argument is of another kind.
+        `store` is not a `BlockStore`, has a medium that none has, or is closed; another argument is of another kind.
     DeviceError
         The process has no file descriptor or thread left. The store stays with the caller.
     """
@@ -89,10 +89,7 @@ class Guard(StoreAbilities):
         read_only: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if not isinstance(store, BlockStore):
-            raise UnsupportedOption(f"a store is {shown(store)}; give one with the methods of BlockStore")
-        if store.fileno() < 0:
-            raise UnsupportedOption(f"the store {store.name} is closed; open another one")
+        store = checked_store("store", store)
         _check_parts(deadline, breaker, reopen, clock)
         budget_bytes = require_int("budget_bytes", budget_bytes, max=None)
         read_only = flag("read_only", read_only)

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 from pagecore.cache.parts import CacheParts, parts_of
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage.checks import as_float, require_int, shown
+from pagecore.tiers.arguments import checked_store
 from pagecore.tiers.guard import Guard
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
@@ -33,18 +34,12 @@ def checked_parts(cache: Any, host: Any, write: Any) -> CacheParts:
 def checked_stores(stores: Any, parts: CacheParts, fingerprint: Any) -> tuple[BlockStore, ...]:
     """Return the stores as a tuple; refuse other objects, and stores that cannot serve the cache."""
     try:
-        checked = tuple(stores)
+        given = tuple(stores)
     except TypeError:
         raise UnsupportedOption(
             f"stores are {shown(stores)}; expected a list of BlockStore, the nearest first; pass one as [store]"
         ) from None
-    for number, store in enumerate(checked):
-        if not isinstance(store, BlockStore):
-            raise UnsupportedOption(
-                f"store {number} is {shown(store)}; expected a BlockStore, such as pagecore.tiers.disk.DiskStore"
-            )
-        if store.fileno() < 0:
-            raise UnsupportedOption(f"store {number}, {store.name}, is closed; open another one")
+    checked = tuple(checked_store(f"store {number}", store) for number, store in enumerate(given))
     inner = [(store.store or store) if isinstance(store, Guard) else store for store in checked]
     if len({id(store) for store in inner}) < len(inner):
         raise UnsupportedOption("a store is listed twice; list each once, the nearest first")

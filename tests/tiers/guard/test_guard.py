@@ -184,8 +184,26 @@ def test_arguments_are_checked_before_anything_is_submitted(blocks):
         Deadline(0)
     with pytest.raises(ShapeError, match="failures"):
         Breaker(failures=0)
-    with pytest.raises(UnsupportedOption, match="give one with the methods of BlockStore"):
-        Guard(5)
+
+
+class Named(MemoryStore):
+    """A store whose class has all attributes of the protocol."""
+
+    medium, name = "EXTERNAL", "memory"
+
+
+@pytest.mark.parametrize("store", [5, Named])
+def test_what_is_not_a_store_is_refused(store):
+    with pytest.raises(UnsupportedOption, match=r"store is .*; expected an object with the methods of BlockStore"):
+        Guard(store)
+
+
+def test_a_medium_that_no_store_has_is_refused():
+    """Events would announce its blocks as those of the device."""
+    store = MemoryStore(medium="GPU")
+    with pytest.raises(UnsupportedOption, match="store has medium 'GPU'; expected one of CPU, DISK, EXTERNAL"):
+        Guard(store)
+    store.close()
 
 
 def test_a_store_that_is_closed_is_refused():

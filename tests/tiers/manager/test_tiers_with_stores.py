@@ -224,7 +224,7 @@ def test_refusals_change_nothing():
     [
         (5, {}, UnsupportedOption, r"stores are 5; expected a list .* \[store\]"),
         (object(), {}, UnsupportedOption, r"stores are <object .*; expected a list .* \[store\]"),
-        ([MemoryStore, 5], {}, UnsupportedOption, "store 1 is 5; expected a BlockStore"),
+        ([MemoryStore, 5], {}, UnsupportedOption, "store 1 is 5; expected an object .* of BlockStore"),
         ((), {"fingerprint": 5}, UnsupportedOption, r"fingerprint is 5; .* Fingerprint\.of"),
         ((), {"agree": 5}, UnsupportedOption, "agree is 5; expected a callable"),
         ((), {"pin_seconds": "long"}, ShapeError, "pin_seconds is 'long'"),
