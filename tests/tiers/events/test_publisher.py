@@ -234,7 +234,7 @@ def test_a_cache_without_a_prefix_cache_is_refused():
 def test_a_second_publisher_is_refused_and_leaves_the_first():
     cache, host = make(), RadixTree(4)
     with publisher_of(cache, [(host, "CPU")]) as publisher:
-        with pytest.raises(UnsupportedOption, match="has a journal already"):
+        with pytest.raises(UnsupportedOption, match="close the publisher that started it"):
             publisher_of(cache)
         host.insert(ids(8), [1, 2])
         assert publisher.publish() == 1

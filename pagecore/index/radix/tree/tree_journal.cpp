@@ -5,7 +5,8 @@
 namespace pagecore::radix {
 
 void TreeJournal::start(size_t max_bytes, std::vector<ContentHash> roots) {
-  PC_EXPECTS(journal_ == nullptr, UnsupportedOption, "the tree has a journal already; stop it first");
+  PC_EXPECTS(journal_ == nullptr, UnsupportedOption,
+             "the tree has a journal already; stop it, or close the publisher that started it");
   const std::vector<NodeId> order = nodes_.by_depth();
   auto journal = std::make_unique<Journal>(components_.block_size, max_bytes, std::move(roots));
   nodes_.add_hash_lanes();
