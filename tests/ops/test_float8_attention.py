@@ -227,13 +227,12 @@ REFUSED = [
     (
         {"query_scale": [1.0, 1e20], "key_scale": [1.0, 1e20]},
         UnsupportedOption,
-        "key_scale times query_scale is inf for head 1; it must be finite as a float32",
+        "the product of scale, query_scale and key_scale is inf for head 1; it must be finite as a float32",
     ),
-    (
-        {"query_scale": [1e20, 1.0], "key_scale": -1e20},
-        UnsupportedOption,
-        "key_scale times query_scale is -inf for head 0",
-    ),
+    ({"query_scale": [1e20, 1.0], "key_scale": -1e20}, UnsupportedOption, "key_scale is -inf for head 0"),
+    ({"query_scale": [1e20, 1e20], "key_scale": [1.0, 1e20]}, UnsupportedOption, "key_scale is 1.*e.39 for head 1"),
+    ({"query_scale": 1e20, "key_scale": 1e20}, UnsupportedOption, "key_scale is 1.*e.39 for head 0"),
+    ({"scale": 1e20, "key_scale": -1e20}, UnsupportedOption, "key_scale is -1.*e.40 for head 0"),
     ({"output_scale": float("nan")}, UnsupportedOption, "output_scale is nan"),
     ({"output_scale": 1e-40}, UnsupportedOption, "output_scale holds .*e-41; .*1.18e-38 or more"),
     ({"output_scale": np.array([1e-40])}, UnsupportedOption, "output_scale holds .*e-41"),

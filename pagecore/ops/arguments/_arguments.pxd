@@ -139,6 +139,10 @@ cdef Tensor head_numbers(object array, str name, int64_t num_heads, const Place*
 # `divides`, not 0; numbers on a device are not checked.
 cdef Tensor scale_numbers(object scale, str name, int64_t num_kv_heads, bint divides, const Place* place)
 
+# The two steps of scale_numbers(): scales where the caller has them, and their copy on the device of the call.
+cdef Tensor checked_scales(object scale, str name, int64_t num_kv_heads, bint divides, const Place* place)
+cdef Tensor numbers_to_device(Tensor tensor, str name, const Place* place)
+
 # The stride of scales in elements: 1, or 0 for one number that all heads share.
 cdef int scale_stride(Tensor scales) noexcept
 

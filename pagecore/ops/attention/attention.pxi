@@ -12,9 +12,11 @@ from pagecore.ops.arguments._arguments cimport (
     StoredCache,
     TreeMask,
     any_tensor,
+    are_on_host,
     await_arrays,
     check_length,
     check_stored,
+    checked_scales,
     find_place,
     finished,
     finite_number,
@@ -24,6 +26,7 @@ from pagecore.ops.arguments._arguments cimport (
     head_numbers,
     new_result,
     note_written,
+    numbers_to_device,
     read_flag,
     read_reach,
     read_sealed,
@@ -157,9 +160,9 @@ def paged_attention(
         bfloat16 numbers. All options apply to both, and count positions of the whole sequence.
     query_scale : float, or [Hkv], optional
         Factor of a float8 query, for the layer or for the query heads of each key head; 1 by default. Other queries
-        have none. Numbers on the host must be normal float32 above 0 (1.18e-38 or more), and finite as a float32 after
-        the product of one number and `scale`, or of those of heads and `key_scale`; numbers on CUDA, float32 there, are
-        not checked, here and below.
+        have none. Numbers on the host must be normal float32 above 0 (1.18e-38 or more). Its product with `scale` and
+        the numbers of `key_scale` must be finite as a float32. Numbers on CUDA, float32 there, are not checked, here
+        and below.
     output_scale : float, or array of one number, optional
         Divisor of an output in float8_e4m3fn, with the limits of `query_scale`; 1 by default. The output is
         ``attention / output_scale``, rounded once to the nearest code, ties to even. Numbers beyond 448 saturate, and
@@ -296,13 +299,17 @@ def paged_attention(
     cdef Sealed older = read_sealed(sealed, k, v, num_sequences, table.shape_[0], &place)
     key_factor = given_factor(keys, key_scale, key_global_scale, "key")
     value_factor = given_factor(values, value_scale, value_global_scale, "value")
-    cdef Tensor key_scales = scale_numbers(key_factor, "key_scale", num_kv_heads, False, &place)
+    cdef Tensor key_scales = checked_scales(key_factor, "key_scale", num_kv_heads, False, &place)
     cdef Tensor value_scales = scale_numbers(value_factor, "value_scale", num_kv_heads, False, &place)
     cdef double out_factor
     cdef Tensor given_out = None if out is None else any_tensor(out, "out")
     cdef int out_code = output_dtype(given_out, output_scale, q, keys, values)
     cdef Tensor query_scales = read_query_scale(query_scale, q, num_kv_heads, &factor, &place)
-    check_product(key_factor, query_scale, query_scales, num_kv_heads, &place)
+    cdef Tensor factors = None
+    if are_on_host((key_scales, query_scales)):
+        factors = score_factors(factor, key_scales, query_scales)
+    key_scales = numbers_to_device(key_scales, "key_scale", &place)
+    query_scales = numbers_to_device(query_scales, "query_scale", &place)
     cdef Tensor out_scale = read_output_scale(output_scale, &out_factor, &place)
 
     cdef int64_t shape[3]
@@ -330,7 +337,7 @@ def paged_attention(
         unrounded = result if out_code <= LAST_FLOAT else new_tensor(3, shape, FLOAT32, False)
         run_attention(
             rows_of_query, keys, values, table, lens, picked, cu, kept_plan, factor, is_causal, left, right, num_sinks,
-            cap, sink_numbers, slopes, bits, tree, product_of(key_scales, query_scales), value_scales, older, unrounded,
+            cap, sink_numbers, slopes, bits, tree, factors, value_scales, older, unrounded,
             lse, selection,
         )
         if unrounded is not result:

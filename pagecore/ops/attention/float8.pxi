@@ -4,6 +4,7 @@ Queries in float8 become rows of 16 or 32 bits before the kernel runs, which rou
 rounded once, from float32: by the kernel on CUDA, and from an array of the call on the host.
 """
 
+from libc.math cimport isfinite
 from libc.stdint cimport int64_t
 
 from pagecore.arrays.dtypes.codes cimport CPU, FLOAT8_E4M3FN, FLOAT8_E5M2, LAST_FLOAT, DType
@@ -15,13 +16,11 @@ from pagecore.ops.arguments._arguments cimport (
     any_tensor,
     check_last_axis,
     check_rank,
+    checked_scales,
     finite_number,
     float_tensor,
-    head_numbers,
     is_plain,
     new_result,
-    scale_numbers,
-    viewed,
 )
 from pagecore.ops.codecs._codecs cimport convert_rows
 from pagecore.ops.cpu._cpu cimport dequantize as run_dequantize, quantize as run_quantize
@@ -117,27 +116,18 @@ cdef Tensor read_query_scale(object scale, Tensor query, int64_t num_kv_heads, d
     return numbers
 
 
-cdef int check_product(
-        object key_scale, object query_scale, Tensor query_scales, int64_t num_kv_heads, const Place* place) except -1:
-    """Raise UnsupportedOption for numbers of heads whose products overflow; numbers on CUDA are not read."""
-    cdef Place host
-    cdef Tensor given
-    if query_scales is None or key_scale is None:
-        return 0
-    for each, name in ((key_scale, "key_scale"), (query_scale, "query_scale")):
-        given = None if isinstance(each, (float, int)) else viewed(each, name)
-        if given is not None and given.device_type != CPU:
-            return 0
-    host.device_type, host.device_id, host.stream, host.name = CPU, 0, 0, place.name
-    products = product_of(
-        scale_numbers(key_scale, "key_scale", num_kv_heads, False, &host),
-        scale_numbers(query_scale, "query_scale", num_kv_heads, False, &host)).numpy()
-    if not np.isfinite(products).all():
-        head = int(np.flatnonzero(~np.isfinite(products))[0])
-        raise UnsupportedOption(
-            f"key_scale times query_scale is {products[head]} for head {head}; it must be finite as a float32"
-        )
-    return 0
+cdef Tensor score_factors(double scale, Tensor key_scales, Tensor query_scales):
+    """Return products of numbers of heads, None for ones; raise UnsupportedOption if they or the scale overflow."""
+    cdef Tensor products = product_of(key_scales, query_scales)
+    if products is None:
+        return None
+    for head, number in enumerate(products.numpy().tolist()):
+        if not isfinite(<float>number) or not isfinite(<float>(scale * number)):
+            raise UnsupportedOption(
+                f"the product of scale, query_scale and key_scale is {scale * number} for head {head}; it must be "
+                "finite as a float32"
+            )
+    return products
 
 
 cdef Tensor read_output_scale(object scale, double* factor, const Place* place):
@@ -150,26 +140,20 @@ cdef Tensor read_output_scale(object scale, double* factor, const Place* place):
 
 cdef Tensor positive_scales(object scale, str name, int64_t num_heads, float* number, const Place* place):
     """Return numbers of heads, or set `number` if all heads have the same; numbers on CUDA are not read."""
-    cdef Place host
-    cdef Tensor given, scales
     number[0] = 1.0
     if isinstance(scale, (float, int)):
         number[0] = <float>finite_number(scale, name)
         check_positive(number[0], name)
         return None
-    given = viewed(scale, name)
-    if given is not None and given.device_type != CPU:
-        return scale_numbers(scale, name, num_heads, False, place)
-    host.device_type, host.device_id, host.stream, host.name = CPU, 0, 0, place.name
-    scales = scale_numbers(scale, name, num_heads, False, &host)
-    if scales is None:  # all are 1
-        return None
+    cdef Tensor scales = checked_scales(scale, name, num_heads, False, place)
+    if scales is None or scales.device_type != CPU:  # all are 1, or on the device
+        return scales
     values = scales.numpy().astype(np.float32)
     check_positive(values.min(), name)
     if values.min() == values.max():
         number[0] = values[0]
         return None
-    return head_numbers(scales, name, num_heads, place)
+    return scales
 
 
 cdef int check_positive(float number, str name) except -1:
