@@ -39,7 +39,7 @@ class CurrentDevice:
         self._before: int | None = None
 
     def __enter__(self) -> None:
-        if self._is_only and getattr(self._thread, "has_context", False):
+        if self._is_only and not self._device and getattr(self._thread, "has_context", False):
             return
         try:
             before = self._runtime.getDevice()

@@ -155,3 +155,13 @@ def test_with_one_device_the_current_device_is_queried_once_in_a_thread(monkeypa
     thread.start()
     thread.join()
     assert refused
+
+
+def test_with_one_device_another_is_an_error_after_the_first_call_too(monkeypatch):
+    fake = FakeCuda(num_devices=1)
+    monkeypatch.setitem(sys.modules, "cupy", make_cupy(fake))
+    runtime = CupyRuntime()
+    runtime.memory_info(0)
+    fake.failures["setDevice 1"] = CUDARuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
+    with pytest.raises(DeviceError, match="CUDA failed on cuda:1: cudaErrorInvalidDevice"):
+        runtime.memory_info(1)
