@@ -23,9 +23,11 @@ from pagecore.errors import DeviceError, NotEnoughMemory, UnsupportedOption
 
 # A kernel needs an attribute to use more dynamic shared memory than this.
 _PLAIN_SHARED_BYTES = 48 * 1024
-# cudaErrorMemoryAllocation, cudaErrorNotReady, cudaErrorStreamCaptureUnsupported; CuPy does not export them.
-_ERROR_MEMORY_ALLOCATION, _ERROR_NOT_READY, _ERROR_CAPTURE = 2, 600, 900
-# cudaHostRegisterPortable | cudaHostRegisterMapped; CuPy does not export them.
+# cudaErrorMemoryAllocation and cudaErrorNotReady; CuPy does not export them, here and below.
+_ERROR_MEMORY_ALLOCATION, _ERROR_NOT_READY = 2, 600
+# cudaErrorStreamCaptureUnsupported and cudaErrorStreamCaptureInvalidated: a capture, or one that an error has ended.
+_ERRORS_CAPTURE = (900, 901)
+# cudaHostRegisterPortable | cudaHostRegisterMapped.
 _REGISTER_FLAGS = 3
 # cudaErrorInvalidValue and cudaErrorNotSupported: replies to memory that other processes cannot open.
 _ERRORS_NOT_SHAREABLE = (1, 801)
@@ -117,7 +119,7 @@ class CupyRuntime:
             try:
                 self._runtime.hostRegister(address, num_bytes, _REGISTER_FLAGS)
             except self._runtime.CUDARuntimeError as error:
-                if error.status == _ERROR_CAPTURE:
+                if error.status in _ERRORS_CAPTURE:
                     raise RefusedDuringCapture(
                         f"CUDA cannot page-lock {num_bytes:,} bytes while a stream is being captured ({error}); call "
                         "again after the capture"
@@ -191,7 +193,7 @@ class CupyRuntime:
             try:
                 self._runtime.deviceSynchronize()
             except self._runtime.CUDARuntimeError as error:
-                if error.status != _ERROR_CAPTURE:
+                if error.status not in _ERRORS_CAPTURE:
                     raise
                 raise RefusedDuringCapture(
                     f"CUDA frees no memory while a stream is being captured ({error}); call again after the capture"

@@ -11,6 +11,7 @@ import pytest
 import pagecore
 from pagecore.arrays.cuda import cupy_pinned, driver_memory, use_runtime
 from pagecore.arrays.cuda.cupy_runtime import CupyRuntime
+from pagecore.arrays.cuda.protocol import RefusedDuringCapture
 from pagecore.errors import DeviceError, NotEnoughMemory, UnsupportedOption
 from tests.arrays.fake_cupy import BROKEN, CUDARuntimeError, FakeCuda, OutOfMemoryError, make_cupy
 
@@ -165,6 +166,16 @@ def test_mapped_memory_is_given_back_after_the_work_of_its_device(fake, runtime,
         ("free_address", 1, 1 << 40, 8192),
     ]
     assert fake.getDevice() == 0
+
+
+@pytest.mark.parametrize("status", [900, 901])
+def test_memory_is_not_given_back_during_a_capture_nor_after_an_error_in_it(fake, runtime, status):
+    fake.failures["deviceSynchronize"] = CUDARuntimeError("cudaErrorStreamCapture", status)
+    with pytest.raises(RefusedDuringCapture, match="frees no memory while a stream is being captured"):
+        runtime.unmap_memory(1 << 40, 8192, 1)
+    fake.failures["hostRegister"] = CUDARuntimeError("cudaErrorStreamCapture", status)
+    with pytest.raises(RefusedDuringCapture, match="cannot page-lock 4,096 bytes"):
+        runtime.register_host(4096, 4096, 0)
 
 
 def test_with_one_device_the_device_of_an_address_is_not_queried(monkeypatch):
