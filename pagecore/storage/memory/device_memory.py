@@ -36,7 +36,8 @@ class _Range:
     def close(self) -> None:
         """Give memory and addresses back; warn if that fails, because nothing is left to call.
 
-        CUDA frees no memory while a graph is being captured: the range then waits for `free_dropped`.
+        CUDA frees no memory while a graph is being captured: the range then waits for `free_dropped`. So does one whose
+        release is interrupted.
         """
         try:
             if self.has_memory:
@@ -46,9 +47,12 @@ class _Range:
             _dropped.append(self)
         except PagecoreError as error:
             warnings.warn(f"device memory at {self.address:#x} was not freed: {error}", ResourceWarning, stacklevel=2)
+        except BaseException:
+            _dropped.append(self)
+            raise
 
 
-# Ranges whose memory was dropped during the capture of a graph.
+# Ranges whose memory was dropped during the capture of a graph, or whose release was interrupted.
 _dropped: deque[_Range] = deque()
 
 
