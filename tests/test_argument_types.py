@@ -70,6 +70,7 @@ COUNTS = {
     "windows": lambda value: RadixTree(4, windows=(value,)),
     "keep": lambda value: RadixTree(4).evict_path([1], keep=value),
     "slots": lambda value: SlotAllocator(BlockPool(9), value),
+    "threads": pagecore.set_num_threads,
 }
 
 
@@ -77,6 +78,7 @@ COUNTS = {
 @pytest.mark.parametrize("name", COUNTS)
 def test_a_count_is_an_integer_and_no_bool(name, value):
     optional = {"window", "window_side", "chunk", "sink_tokens", "num_workers", "words", "block_size", "num_layers"}
+    optional |= {"threads"}
     lists = {"shape"}  # its entries only
     if (value is None and name in optional) or (isinstance(value, list) and name in lists):
         return
@@ -91,7 +93,17 @@ def test_an_object_that_cannot_be_an_integer_is_refused_as_a_count(name):
         COUNTS[name](WithoutIndex())
 
 
-CHECKED_BY_INDEX_AND_STORAGE = {
+CHECKED = {
+    "window": COUNTS["window_side"],
+    "chunk": COUNTS["chunk"],
+    "sink_tokens": COUNTS["sink_tokens"],
+    "num_query_heads": COUNTS["num_query_heads"],
+    "k": COUNTS["k"],
+    "budget": COUNTS["budget"],
+    "words": COUNTS["words"],
+    "tree_mask": lambda value: attend(tree_mask=[value]),
+    "shape": COUNTS["shape"],
+    "the number of threads": COUNTS["threads"],
     "head_dim": COUNTS["head_dim"],
     "block_size": COUNTS["block_size"],
     "num_layers": COUNTS["num_layers"],
@@ -112,7 +124,7 @@ CHECKED_BY_INDEX_AND_STORAGE = {
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, OSError, OverflowError, UnicodeError])
-@pytest.mark.parametrize("name", CHECKED_BY_INDEX_AND_STORAGE)
+@pytest.mark.parametrize("name", CHECKED)
 def test_what_an_object_raises_as_an_integer_is_the_cause_of_the_refusal(name, error):
     raised = error("no integer")
 
@@ -121,19 +133,19 @@ def test_what_an_object_raises_as_an_integer_is_the_cause_of_the_refusal(name, e
             raise raised
 
     with pytest.raises(PagecoreError, match=rf"\b{name}\b") as caught:
-        CHECKED_BY_INDEX_AND_STORAGE[name](Raises())
+        CHECKED[name](Raises())
     cause = caught.value.__cause__
     assert raised in (cause, getattr(cause, "__cause__", None))  # a list has an error for its entry
 
 
-@pytest.mark.parametrize("name", CHECKED_BY_INDEX_AND_STORAGE)
+@pytest.mark.parametrize("name", [name for name in CHECKED if name != "tree_mask"])  # its copy is of pagecore
 def test_a_lack_of_memory_of_an_object_is_no_refusal(name):
     class Lacks:
         def __index__(self):
             raise MemoryError("none left")
 
     with pytest.raises(MemoryError, match="none left") as caught:
-        CHECKED_BY_INDEX_AND_STORAGE[name](Lacks())
+        CHECKED[name](Lacks())
     assert not isinstance(caught.value, PagecoreError)
 
 

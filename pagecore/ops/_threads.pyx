@@ -85,11 +85,13 @@ def set_num_threads(n):
         current.store(default_threads())
         return current.load()
     try:
+        if isinstance(n, bool):
+            raise TypeError("a bool is not an integer")
         count = index(n)
     except MemoryError:
         raise
-    except Exception:
-        raise UnsupportedOption(f"the number of threads is {shown(n)}; it must be a whole number or None") from None
+    except Exception as error:
+        raise UnsupportedOption(f"the number of threads is {shown(n)}; it must be a whole number or None") from error
     if not 1 <= count <= kMaxThreads:
         raise UnsupportedOption(f"the number of threads is {count}; it must be 1 to {kMaxThreads}")
     current.store(count)

@@ -58,7 +58,7 @@ def require_pool(name: str, value: SupportsIndex, entry: str = "block", max: int
 def _not_bool(value: SupportsIndex) -> SupportsIndex:
     """Return `value`; raise TypeError for a bool, which Python would count as 0 or 1."""
     if isinstance(value, bool):
-        raise TypeError("a bool is not a number here")
+        raise TypeError("a bool is not an integer")
     return value
 
 

@@ -31,8 +31,8 @@ def device_index(device: object) -> int | None:
 def _name_of(device: object) -> str:
     try:
         return str(device)
-    except Exception:
-        raise DeviceError(f"device is {shown(device)}; {_EXPECTED}") from None
+    except Exception as error:
+        raise DeviceError(f"device is {shown(device)}; {_EXPECTED}") from error
 
 
 def device_name(device: object) -> str:

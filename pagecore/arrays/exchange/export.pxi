@@ -160,8 +160,8 @@ cdef object export_capsule(const ArrayView& view, object owner, object max_versi
         major, minor = map(int, max_version)
     except MemoryError:
         raise
-    except Exception:
-        raise ExportRefused(f"max_version is {shown(max_version)}; it must be (major, minor) or None") from None
+    except Exception as error:
+        raise ExportRefused(f"max_version is {shown(max_version)}; it must be (major, minor) or None") from error
     if major < 1:
         unversioned = export_unversioned(view, owner)
         try:

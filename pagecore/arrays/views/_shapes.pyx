@@ -26,16 +26,16 @@ cdef extern from "Python.h":
 
 
 cdef int64_t read_integer(object number, str what) except? -1:
-    if isinstance(number, bool) or not PyIndex_Check(number):
-        raise ShapeError(f"{what} is {shown(number)}; it must be an integer")
     try:
+        if isinstance(number, bool):
+            raise TypeError("a bool is not an integer")
         return PyNumber_AsSsize_t(number, PyExc_OverflowError)
-    except OverflowError:
-        raise ShapeError(f"{what} is {shown(number)}; it must fit 64 bits") from None
     except MemoryError:
         raise
-    except Exception:  # an array with several elements, or an object whose conversion fails
-        raise ShapeError(f"{what} is {shown(number)}; it must be an integer") from None
+    except OverflowError as error:
+        raise ShapeError(f"{what} is {shown(number)}; it must fit 64 bits") from error
+    except Exception as error:
+        raise ShapeError(f"{what} is {shown(number)}; it must be an integer") from error
 
 
 cdef object axes_of(object number):
@@ -59,8 +59,8 @@ cdef int read_integers(object numbers, int64_t* out, str what) except -1:
         items = tuple(islice(numbers, kMaxDims + 1))
     except MemoryError:
         raise
-    except Exception:
-        raise ShapeError(f"{what} is {shown(numbers)}; it must be an integer or a sequence of integers") from None
+    except Exception as error:
+        raise ShapeError(f"{what} is {shown(numbers)}; it must be an integer or a sequence of integers") from error
     for item in items:
         if count == kMaxDims:
             raise ShapeError(f"{what} has more than {kMaxDims} entries; a tensor has at most {kMaxDims} axes")
@@ -128,7 +128,7 @@ cdef int apply_integer(ArrayView* view, int axis, object number) except -1:
     except MemoryError:
         raise
     except Exception as error:
-        raise UnsupportedOption(f"{shown(number)} is not an integer index: {shown(error)}") from None
+        raise UnsupportedOption(f"{shown(number)} is not an integer index: {shown(error)}") from error
     if index < -length or index >= length:
         raise IndexOutOfRange(f"index {shown(number)} is outside axis {axis} of length {length}")
     view.data += (index + length if index < 0 else index) * view.strides[axis]
@@ -142,7 +142,7 @@ cdef int apply_slice(ArrayView* view, int axis, object span) except -1:
     except MemoryError:
         raise
     except Exception as error:
-        raise ShapeError(f"{shown(span)} is not a slice of integers with a step: {shown(error)}") from None
+        raise ShapeError(f"{shown(span)} is not a slice of integers with a step: {shown(error)}") from error
     length = PySlice_AdjustIndices(view.shape[axis], &start, &stop, step)
     if length > 0:
         view.data += start * view.strides[axis]

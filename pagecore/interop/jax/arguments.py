@@ -76,7 +76,7 @@ def _narrowest(array: Any, name: str) -> Any:
     except MemoryError:
         raise
     except Exception as error:
-        raise ShapeError(f"{name} is not an array of integers: {shown(error)}") from None
+        raise ShapeError(f"{name} is not an array of integers: {shown(error)}") from error
     if values.size == 0:
         return jnp.asarray(values.astype(np.int32))
     if values.dtype.kind not in "iu":
@@ -153,7 +153,7 @@ def _host_words(array: Any) -> Any:
     except MemoryError:
         raise
     except Exception as error:
-        raise ShapeError(f"tree_mask is not an array of integers: {shown(error)}") from None
+        raise ShapeError(f"tree_mask is not an array of integers: {shown(error)}") from error
 
 
 def _by_token(words: Any) -> Any:
@@ -194,4 +194,4 @@ def _as_jax(array: Any, name: str) -> Any:
             raise NotEnoughMemory(
                 f"{name}: JAX has not enough memory to copy it: {shown(error)}; free memory, or pass a jax.Array"
             ) from error
-        raise UnsupportedDtype(f"{name} cannot be converted to a jax.Array: {shown(error)}") from None
+        raise UnsupportedDtype(f"{name} cannot be converted to a jax.Array: {shown(error)}") from error

@@ -51,10 +51,10 @@ cdef Tensor device_indices(Tensor tensor, str name, int ndim, str axes):
 cdef Tensor copy_integers(object array, str name):
     try:
         values = np.asarray(array.numpy() if type(array) is Tensor else array)
-    except MemoryError:
-        raise NotEnoughMemory(f"{name}: the host has no memory for a copy as an array of integers") from None
+    except MemoryError as error:
+        raise NotEnoughMemory(f"{name}: the host has no memory for a copy as an array of integers") from error
     except Exception as error:
-        raise ShapeError(f"{name} is not an array of integers: {shown(error)}") from None
+        raise ShapeError(f"{name} is not an array of integers: {shown(error)}") from error
     if values.size == 0:
         values = values.astype(np.int64)
     if values.dtype.kind not in "iu":
@@ -72,7 +72,7 @@ cdef Tensor flat_mask(object array, const Place* place):
         except MemoryError:
             raise
         except Exception as error:
-            raise ShapeError(f"mask is not an array of bool: {shown(error)}") from None
+            raise ShapeError(f"mask is not an array of bool: {shown(error)}") from error
     tensor = any_tensor(array, "mask")
     if tensor.device_type != CPU:
         check_reachable(tensor, "mask", place)

@@ -68,11 +68,11 @@ cdef Tensor copy_numbers(object array, str name):
             numbers = np.array(values, dtype=np.float32, order="C")
     except MemoryError:
         raise
-    except FloatingPointError:
+    except FloatingPointError as error:
         largest = values.flat[np.nanargmax(np.abs(values))]
-        raise UnsupportedOption(f"{name} holds {largest}; it must be finite as a float32") from None
+        raise UnsupportedOption(f"{name} holds {largest}; it must be finite as a float32") from error
     except Exception as error:
-        raise UnsupportedDtype(f"{name} must be numbers that float32 can hold: {shown(error)}") from None
+        raise UnsupportedDtype(f"{name} must be numbers that float32 can hold: {shown(error)}") from error
     return any_tensor(numbers, name)
 
 
@@ -173,7 +173,7 @@ cdef double finite_number(object number, str name) except? -1:
     except MemoryError:
         raise
     except Exception as error:
-        raise UnsupportedOption(f"{name} is {shown(number)}; it must be a number: {shown(error)}") from None
+        raise UnsupportedOption(f"{name} is {shown(number)}; it must be a number: {shown(error)}") from error
     if refused:
         raise UnsupportedOption(f"{name} is {shown(number)}; it must be a number, not a bool")
     if not isfinite(<float>value):
@@ -190,13 +190,13 @@ cdef bint is_bool(object number) except -1:
 
 cdef int64_t read_size(object value, str name, int64_t least) except -1:
     try:
-        number = None if isinstance(value, bool) else index(value)
+        if isinstance(value, bool):
+            raise TypeError("a bool is not an integer")
+        number = index(value)
     except MemoryError:
         raise
-    except Exception:
-        number = None
-    if number is None:
-        raise ShapeError(f"{name} is {shown(value)}; it must be a whole number")
+    except Exception as error:
+        raise ShapeError(f"{name} is {shown(value)}; it must be a whole number") from error
     if not least <= number <= INT32_MAX:
         raise ShapeError(f"{name} is {shown(number)}; it must be {least} to {INT32_MAX}")
     return number
@@ -218,6 +218,7 @@ cdef double read_softcap(object softcap) except? -1:
 
 
 cdef bint read_flag(object value, str name) except -1:
+    cause = None
     if value is True or value is False:
         return value
     try:
@@ -227,6 +228,6 @@ cdef bint read_flag(object value, str name) except -1:
                 return number
     except MemoryError:
         raise
-    except Exception:
-        pass
-    raise UnsupportedOption(f"{name} is {shown(value)}; it must be True or False")
+    except Exception as error:
+        cause = error
+    raise UnsupportedOption(f"{name} is {shown(value)}; it must be True or False") from cause

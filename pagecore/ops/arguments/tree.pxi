@@ -124,12 +124,12 @@ def listed_bits(bits):
             return np.array(bits, dtype=np.uint64)
         except OverflowError:
             return np.array(bits, dtype=np.int64)  # a negative number is one whose bit 63 is set
-    except MemoryError:
-        raise NotEnoughMemory("tree_mask: the host has no memory for a copy as an array") from None
+    except MemoryError as error:
+        raise NotEnoughMemory("tree_mask: the host has no memory for a copy as an array") from error
     except UnsupportedDtype:
         raise
     except Exception as error:
-        raise ShapeError(f"tree_mask is not an array of integers: {shown(error)}") from None
+        raise ShapeError(f"tree_mask is not an array of integers: {shown(error)}") from error
 
 
 cdef int check_whole(object words) except -1:
@@ -139,10 +139,12 @@ cdef int check_whole(object words) except -1:
             continue
         try:
             operator.index(word)
-        except TypeError:
+        except MemoryError:
+            raise
+        except Exception as error:
             raise UnsupportedDtype(
                 f"tree_mask holds {shown(word)}; it must hold integers, a bit for each new token"
-            ) from None
+            ) from error
     return 0
 
 
@@ -193,10 +195,10 @@ def tree_mask(parents, *, words=None):
         wanted = words_of(words, wanted)
     try:
         result = np.zeros((sum(map(len, lists)), wanted), np.uint64)
-    except MemoryError:
+    except MemoryError as error:
         raise NotEnoughMemory(
             f"words is {wanted}; the rows of {sum(map(len, lists))} tokens do not fit in memory: pass fewer"
-        ) from None
+        ) from error
     rows = result
     for each in lists:
         given = each
@@ -221,13 +223,13 @@ cdef bint is_list(object parents):
 cdef int64_t words_of(object words, int64_t least) except -1:
     """Return the words of a row that the caller asks for, at least `least`."""
     try:
-        number = None if isinstance(words, bool) else operator.index(words)
+        if isinstance(words, bool):
+            raise TypeError("a bool is not an integer")
+        number = operator.index(words)
     except MemoryError:
         raise
-    except Exception:
-        number = None
-    if number is None:
-        raise ShapeError(f"words is {shown(words)}; expected an integer of at least {least}")
+    except Exception as error:
+        raise ShapeError(f"words is {shown(words)}; expected an integer of at least {least}") from error
     if number < least:
         raise ShapeError(f"words is {shown(number)}; the longest sequence needs {least} words of 64 bits")
     if number > INT32_MAX:

@@ -6,20 +6,19 @@ from libc.stdint cimport INT32_MAX, int64_t
 from pagecore.errors import UnsupportedOption, shown
 
 cdef extern from "Python.h":
-    bint PyIndex_Check(object value)
     Py_ssize_t PyNumber_AsSsize_t(object value, PyObject* overflow) except? -1
 
 
 cdef Py_ssize_t clipped(object number, str name, object given, str expected) except? -1:
     """Return an integer of the argument `given`, cut to the range of the C type."""
     try:
-        if not isinstance(number, bool) and PyIndex_Check(number):
-            return PyNumber_AsSsize_t(number, NULL)
+        if isinstance(number, bool):
+            raise TypeError("a bool is not an integer")
+        return PyNumber_AsSsize_t(number, NULL)
     except MemoryError:
         raise
-    except Exception:  # PyIndex_Check accepts an array of several numbers
-        pass
-    raise UnsupportedOption(f"{name} is {shown(given)}; it counts keys and must {expected}")
+    except Exception as error:
+        raise UnsupportedOption(f"{name} is {shown(given)}; it counts keys and must {expected}") from error
 
 
 cdef int64_t read_side(object number, object window) except? -1:

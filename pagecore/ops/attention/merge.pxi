@@ -209,7 +209,7 @@ cdef Tensor token_mask(object array, int64_t num_tokens, const Place* place):
         except MemoryError:
             raise
         except Exception as error:
-            raise ShapeError(f"mask is not an array of bool: {shown(error)}") from None
+            raise ShapeError(f"mask is not an array of bool: {shown(error)}") from error
     cdef Tensor mask = any_tensor(array, "mask")
     if mask.device_type != CPU:
         check_place(mask, "mask", place)

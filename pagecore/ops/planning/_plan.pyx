@@ -240,15 +240,14 @@ Work items of the attention of one batch.
 
 
 cdef int64_t count_of(object number, str name, object error) except -1:
-    cause = None
     try:
-        count = None if isinstance(number, bool) else index(number)
+        if isinstance(number, bool):
+            raise TypeError("a bool is not an integer")
+        count = index(number)
     except MemoryError:
         raise
     except Exception as raised:
-        count, cause = None, raised
-    if count is None:
-        raise error(f"{name} is {shown(number)}; it must be a whole number") from cause
+        raise error(f"{name} is {shown(number)}; it must be a whole number") from raised
     if not 1 <= count <= INT32_MAX:
         raise error(f"{name} is {shown(count)}; it must be 1 to {INT32_MAX}")
     return count

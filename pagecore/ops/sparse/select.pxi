@@ -177,7 +177,7 @@ cdef object row_lengths(object lens, Tensor scores):
     except MemoryError:
         raise
     except Exception as error:
-        raise ShapeError(f"lens is {shown(lens)}; expected integers: {shown(error)}") from None
+        raise ShapeError(f"lens is {shown(lens)}; expected integers: {shown(error)}") from error
     if given.size and given.dtype.kind not in "iu":
         raise UnsupportedDtype(f"lens holds {given.dtype}; it must hold integers")
     if given.shape != leading[: given.ndim]:
