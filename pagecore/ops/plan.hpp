@@ -156,17 +156,14 @@ class Planner {
     if (piece == 0 || end <= piece || end == begin) return emit(tile, begin, end, -1, 0, 1);
     const int64_t first = begin / piece, last = (end - 1) / piece;
     if (first == last) return emit(tile, begin, end, -1, 0, 1);
-    const int64_t splits = last - first + 1;
-    if (counts_.num_items >= capacity_) {  // nothing is written any more: there may be millions of splits
-      counts_.num_items += splits;
-      counts_.num_partial_rows += splits * tile.count;
-      return;
+    const int64_t splits = last - first + 1, partial = counts_.num_partial_rows;
+    const int64_t written = std::clamp<int64_t>(capacity_ - counts_.num_items, 0, splits);
+    for (int64_t i = 0; i < written; ++i) {
+      const int64_t at = (first + i) * piece;
+      emit(tile, std::max(begin, at), std::min(end, at + piece), partial + i * tile.count, i, splits);
     }
-    for (int64_t i = first; i <= last; ++i) {
-      emit(tile, std::max(begin, i * piece), std::min(end, (i + 1) * piece), counts_.num_partial_rows, i - first,
-           splits);
-      counts_.num_partial_rows += tile.count;
-    }
+    counts_.num_items += splits - written;  // there may be millions that do not fit
+    counts_.num_partial_rows += splits * tile.count;
   }
 
   void emit(const Tile& tile, int64_t key_begin, int64_t key_end, int64_t partial, int64_t split, int64_t num_splits) {
