@@ -162,6 +162,15 @@ def test_given_positions():
     case.check()
 
 
+@pytest.mark.parametrize("window", [None, 3, (5, None)])
+@on_every_isa
+def test_an_ancestor_may_have_a_position_below_0(window):
+    """Every token of a sequence without history has position 0, and its k-th ancestor position -k."""
+    case = tree_case(Shape(seq_lens=[9, 30], query_lens=[9, 30], dims=(32, 32)), window=window, branching=0.2)
+    case.options["positions"] = np.zeros(39, np.int32)
+    case.check()
+
+
 def test_signed_and_unsigned_bits_and_lists_are_the_same():
     case = tree_case(BRANCHES)
     bits = case.options.pop("tree_mask")

@@ -11,6 +11,8 @@
 // position of a key follows from the query's position and row of bits.
 #pragma once
 
+#include <limits>
+
 #include "pagecore/ops/cpu/kernels/tiles/tile.hpp"
 #include "pagecore/ops/key_range.hpp"
 
@@ -38,10 +40,11 @@ class TreeRows {
   // Writes 1 for the keys of the tile, of those from `low` to `high` - 1, that a query attends to, and 0 for others.
   void keep(const Tile& tile, int64_t query, int low, int high, const Window& window, uint8_t* keep) const {
     for (int t = 0; t < kTileTokens; ++t) keep[t] = t >= low && t < high ? 1 : 0;
-    const int64_t own = position(query);
-    const int64_t earliest = attended_keys(window, own, own, own + 1).begin;
+    int64_t farthest = window.left;  // below -1: chunks
+    if (window.left == -1) farthest = std::numeric_limits<int64_t>::max();
+    if (window.left < -1) farthest = position(query) % chunk_of_left(window.left);
     visit_new(tile, query, [&](int t, bool is_ancestor, int64_t distance) {
-      if (!is_ancestor || own - distance < earliest) keep[t] = 0;
+      if (!is_ancestor || distance > farthest) keep[t] = 0;
     });
   }
 
