@@ -149,6 +149,11 @@ OWN = pagecore.zeros((35,), "bool")
         ({"scale": torch.tensor(0.5, requires_grad=True)}, UnsupportedOption, r"requires grad.* pass scale.item\(\)"),
         ({"softcap": None}, UnsupportedOption, "softcap is None; it must be a number"),
         ({"causal": "a"}, UnsupportedOption, "causal is 'a'; it must be True or False"),
+        ({"causal": 2}, UnsupportedOption, "causal is 2; it must be True or False"),
+        ({"window": True}, UnsupportedOption, "window is True; it must be a number of keys"),
+        ({"window": (True, 0)}, UnsupportedOption, r"window is \(True, 0\); it must be a number of keys"),
+        ({"chunk": True}, UnsupportedOption, "chunk is True; it counts keys"),
+        ({"sink_tokens": True, "window": 3}, UnsupportedOption, "sink_tokens is True; it counts keys"),
     ],
     ids=str,
 )

@@ -45,7 +45,7 @@ _OPTIONS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys((*SEALED_PLANES, "sealed_block_table", "sealed_lens"), _ARRAY),
     "scale": (*_NUMBER, type(None)),
     **dict.fromkeys(("softcap", "key_global_scale", "value_global_scale"), _NUMBER),
-    "causal": (int,),
+    "causal": (bool,),
 }
 _NUMERIC = (*_FACTORS, "scale", "softcap", "key_global_scale", "value_global_scale")
 
@@ -81,7 +81,7 @@ def _check_option(name: str, value: Any) -> None:
     if _OPTIONS[name] is _ARRAY:
         raise _not_a_tensor(value, name)
     if name == "causal":
-        if not isinstance(value, np.bool_):
+        if not isinstance(value, int | np.bool_) or value not in (0, 1):
             raise UnsupportedOption(f"causal is {shown(value)}; it must be True or False")
         return
     if isinstance(value, torch.Tensor) and value.requires_grad:
@@ -164,7 +164,7 @@ def limits(window: Window, chunk: int | None, sink_tokens: int | None) -> dict[s
     for name, count in (("chunk", chunk), ("sink_tokens", sink_tokens)):
         if count is None:
             continue
-        if not isinstance(count, int | np.integer):
+        if not isinstance(count, int | np.integer) or isinstance(count, bool):
             raise UnsupportedOption(f"{name} is {shown(count)}; it counts keys and must be an integer or None")
         given[name] = min(int(count), _WINDOW_MAX)
     return given
@@ -213,7 +213,7 @@ def window_sides(window: Window) -> tuple[int, int]:
 
 
 def _count(number: Any, window: Window) -> Any:
-    if isinstance(number, int | np.integer):
+    if isinstance(number, int | np.integer) and not isinstance(number, bool):
         return min(max(int(number), -2), _WINDOW_MAX)
     if isinstance(number, torch.SymInt):
         return number
