@@ -114,14 +114,18 @@ class Options {
   return {static_cast<const char*>(buffer->data), type, size_of(type)};
 }
 
-// Checked float32 scales; an eager call makes the same checks when it reads its arguments.
-[[nodiscard]] inline PerHead scales_of(const XLA_FFI_Buffer* buffer, const char* name, bool divides) {
+// Checked float32 scales, and their products with `factor`; an eager call makes the same checks when it reads its
+// arguments.
+[[nodiscard]] inline PerHead scales_of(const XLA_FFI_Buffer* buffer, const char* name, bool divides,
+                                       double factor = 1.0) {
   const PerHead scales = per_head(buffer);
   for (int64_t i = 0; buffer != nullptr && i < buffer->dims[0]; ++i) {
     PC_ASSERT(scales.type == Float::F32);
     const float scale = static_cast<const float*>(buffer->data)[i];
     PC_EXPECTS(std::isfinite(scale) && !(divides && scale == 0.0f), UnsupportedOption, name, " holds ", scale,
                "; as a float32 it must be finite", divides ? ", and not 0 to be divided by" : "");
+    PC_EXPECTS(std::isfinite(static_cast<float>(factor * scale)), UnsupportedOption, "the product of scale and ", name,
+               " is ", factor * scale, " for head ", i, "; it must be finite as a float32");
   }
   return scales;
 }

@@ -73,7 +73,7 @@ inline XLA_FFI_Error* paged_attention(XLA_FFI_CallFrame* call) noexcept {
     }
     args.tree = tree_of(options.next(kTreeMask));
     args.tree.positions = indices_of(options.next(kPositions));
-    args.key_scale = scales_of(options.next(kKeyScale), "key_scale", false);
+    args.key_scale = scales_of(options.next(kKeyScale), "key_scale", false, args.scale);
     args.value_scale = scales_of(options.next(kValueScale), "value_scale", false);
     args.key = view.of(keys, frame.integer("key_format"), options.next(kKeyPlane));
     args.value = view.of(values, frame.integer("value_format"), options.next(kValuePlane));
