@@ -175,7 +175,9 @@ def test_a_run_raises_for_invalid_numbers_by_name(jax, interop, which, change, m
 
 def test_a_run_raises_for_factors_whose_product_overflows(jax, interop):
     query, cache = jax.numpy.ones((1, 2, 16)), jax.numpy.ones((2, 4, 2, 16))
-    call = jax.jit(lambda scales: interop.paged_attention(query, cache, cache, [[1]], [4], scale=1e20, key_scale=scales))
+    call = jax.jit(
+        lambda scales: interop.paged_attention(query, cache, cache, [[1]], [4], scale=1e20, key_scale=scales)
+    )
     with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="product of scale and key_scale is .* head 1"):
         jax.block_until_ready(call(np.array([1, 1e20], np.float32)))
 

@@ -126,7 +126,8 @@ PC_TEST(decode_by_amx_has_the_scores_of_prefill_to_the_bit) {
   });
 }
 
-PC_TEST(decode_by_amx_has_the_values_of_prefill_to_the_bit) {
+// Prefill adds products to the old sums one by one, decode adds their sum.
+PC_TEST(decode_by_amx_has_the_values_of_prefill) {
   rounds(200, [](Random& random) {
     const Products* level = level_with_amx();
     if (level == nullptr) return;
@@ -143,7 +144,11 @@ PC_TEST(decode_by_amx_has_the_values_of_prefill_to_the_bit) {
     level->multiply_pairs(0, weights.data(), kTileTokens, pairs, columns, known.data(), stride, factor, rows,
                           kTileTokens, columns);
     level->accumulate_amx(weights.data(), pairs, columns, acc.data(), stride, factor, rows);
-    PC_CHECK(acc.bytes() == known.bytes(), rows, " rows, ", columns, " columns");
+    for (int64_t i = 0; i < size; ++i) {
+      if (i % stride >= columns) continue;
+      PC_CHECK(std::fabs(acc[i] - known[i]) <= 1e-5F * (1 + std::fabs(known[i])), "row ", i / stride, " of ", rows,
+               ", column ", i % stride, " of ", columns, ": ", acc[i], ", not ", known[i]);
+    }
   });
 }
 

@@ -35,7 +35,7 @@ PC_FORCE_INLINE void continue_sums(const AmxProduct& p, int64_t column, float* c
   for_each_constant<kSteps>([&]<int k>() __attribute__((always_inline)) {
     Amx::load<kRightTile + k>(p.b + k * kAmxDepth / 2 * p.ldb + column, 4 * p.ldb);
     for_each_constant<R>([]<int r>() __attribute__((always_inline)) {
-      Amx::multiply<r, kWeightTile + r * static_cast<int>(kSteps) + k, kRightTile + k>();
+      Amx::multiply<r, kWeightTile + r* static_cast<int>(kSteps) + k, kRightTile + k>();
     });
   });
   for_each_constant<R>([&]<int r>() __attribute__((always_inline)) { Amx::store<r>(sums[r], 4 * stride); });
@@ -73,7 +73,8 @@ inline void accumulate_part(const AmxProduct& p, const RowTile& rows) {
 }
 
 // c [rows, columns] = factor * c + a [rows, 64] . b. The depth is kTileTokens.
-inline void accumulate_amx(AmxTiles& tiles, const AmxProduct& p, int64_t rows) {
+inline void accumulate_rows_amx(AmxTiles& tiles, const AmxProduct& p, int64_t rows) {
+  if (rows == 0) return;
   tiles.set_rows(static_cast<int>(p.height));
   rescale_rows(p, 0, rows);
   int64_t row = 0;

@@ -45,8 +45,8 @@ inline void multiply_pairs([[maybe_unused]] AmxTiles& tiles, [[maybe_unused]] co
                            [[maybe_unused]] int64_t depth, [[maybe_unused]] int64_t columns) {
 #if defined(PC_AMX)
   const AmxProduct product{a, lda, b, ldb, c, ldc, factor, depth, columns, rows < kAmxRows ? rows : kAmxRows};
-  if (factor == nullptr) return multiply_amx(tiles, product, rows);
-  accumulate_amx(tiles, product, rows);
+  if (factor == nullptr || depth != kTileTokens) return multiply_amx(tiles, product, rows);
+  accumulate_rows_amx(tiles, product, rows);
 #elif defined(__AVX512BF16__)
   multiply<OfPairs>({reinterpret_cast<const char*>(a), 2 * lda, reinterpret_cast<const float*>(b), ldb, c, ldc, factor,
                      rows, depth / 2, columns});
