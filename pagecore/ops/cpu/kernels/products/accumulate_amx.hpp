@@ -4,8 +4,9 @@
 //   left: tmm2  tmm3              tmm0   the first 16 rows          (16 rows, 32 tokens each)
 //         tmm4  tmm5              tmm1   the other 16
 //
-// Sums are rescaled in memory, rows whose factor is 1 excepted, and the tiles continue them: a row has the same bits
-// in every tile. A tile that has rows of others as well continues a copy of its own.
+// Sums are rescaled in memory, except for rows whose factor is 1, and the tiles continue them: a row has the same bits
+// in every tile. If the row count is not a multiple of 16, the last tile starts early, and continues a copy of its own
+// rows.
 #pragma once
 
 #include "pagecore/ops/cpu/kernel_table.hpp"
@@ -15,10 +16,10 @@ namespace pagecore::cpu::PC_ISA {
 namespace {
 
 constexpr int kWeightTile = 2;
-constexpr int64_t kSteps = kTileTokens / kAmxDepth;
+constexpr int kSteps = static_cast<int>(kTileTokens / kAmxDepth);
 static_assert(kSteps == 2);
 
-// Multiplies sums [count, columns] by the factors of their rows.
+// Multiplies the sums of rows first .. last by their factors.
 PC_FORCE_INLINE void rescale_rows(const AmxProduct& p, int64_t first, int64_t last) {
   for (int64_t row = first; row < last; ++row) {
     const float factor = p.factor[row];
@@ -35,7 +36,7 @@ PC_FORCE_INLINE void continue_sums(const AmxProduct& p, int64_t column, float* c
   for_each_constant<kSteps>([&]<int k>() __attribute__((always_inline)) {
     Amx::load<kRightTile + k>(p.b + k * kAmxDepth / 2 * p.ldb + column, 4 * p.ldb);
     for_each_constant<R>([]<int r>() __attribute__((always_inline)) {
-      Amx::multiply<r, kWeightTile + r* static_cast<int>(kSteps) + k, kRightTile + k>();
+      Amx::multiply<r, kWeightTile + r * kSteps + k, kRightTile + k>();
     });
   });
   for_each_constant<R>([&]<int r>() __attribute__((always_inline)) { Amx::store<r>(sums[r], 4 * stride); });

@@ -6,7 +6,7 @@
 //
 // Every sum starts at zero and is combined with the old output outside of the tiles. If the row count is not a multiple
 // of 16, the last tile starts early: it recomputes rows that are already stored, to the same bits, and stores only its
-// own rows.
+// own rows. accumulate_amx.hpp adds to the old output inside of the tiles.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/products/multiply.hpp"
