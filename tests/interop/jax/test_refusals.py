@@ -178,7 +178,7 @@ def test_a_run_raises_for_factors_whose_product_overflows(jax, interop):
     call = jax.jit(
         lambda scales: interop.paged_attention(query, cache, cache, [[1]], [4], scale=1e20, key_scale=scales)
     )
-    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="product of scale and key_scale is .* head 1"):
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=r"product of scale and key_scale is .* head 1"):
         jax.block_until_ready(call(np.array([1, 1e20], np.float32)))
 
 
