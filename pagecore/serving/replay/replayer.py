@@ -166,9 +166,8 @@ class _Replay:
         """Queue requests for one step: no more can be admitted at once, and memory stays bounded.
 
         Without a clock these are requests whose prompts fill the step. A bounded queue gets all requests that have
-        arrived, and rejects some. A turn that waits for the end of the one
-        before it is not in the queue, and delays no request that arrives after it: it is kept, with its new tokens,
-        from its arrival on, while not too many are.
+        arrived, and rejects some. A turn that waits for the end of the one before it is not in the queue, and delays no
+        request that arrives after it: it is kept, with its new tokens, from its arrival on, while not too many are.
         """
         scheduler, turns = self.scheduler, self.turns
         while (turns is None or not turns.is_full) and (
