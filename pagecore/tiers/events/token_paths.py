@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -94,9 +95,8 @@ class TokenPaths:
         found: list[tuple[BlockHash, ...]] = []
         name = None if namespace is None else encodable(namespace)
         for key in _keys(items, block_size, name, extra_keys):
-            blocks: tuple[BlockHash, ...] = ()
-            for parent in found[-1] if found else (None,):
-                blocks += self._blocks.get((parent, *key), ())
+            parents = found[-1] if found else (None,)
+            blocks = tuple(chain.from_iterable(self._blocks.get((parent, *key), ()) for parent in parents))
             if not blocks:
                 break
             found.append(blocks)
